@@ -1,0 +1,91 @@
+"""`Claim`: one request while it lives, and `Mailbox`: where its caller waits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import trio
+
+from ..ipc_ext.messages import Timings
+from .admission import PreparedRequest
+from .assembly import OutputAssembly
+from .claims import ClaimState
+from .signals import Signal
+
+
+class Mailbox:
+    """What the caller of a request has been told; written by the engine, read by one task.
+
+    Progress is coalesced: only the latest is kept, so nothing grows while the caller is slow. The outcome is set once.
+    """
+
+    def __init__(self) -> None:
+        self._signal = Signal()
+        self.started_on: int | None = None
+        self.progress: tuple[int, int | None] | None = None
+        self.error: BaseException | None = None
+        self.delivered = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether the outcome is there."""
+        return self.delivered or self.error is not None
+
+    def start(self, worker: int) -> None:
+        """Tell that a worker has the request."""
+        self.started_on = worker
+        self._signal.set()
+
+    def tell(self, step: int, total: int | None) -> None:
+        """Tell a step."""
+        self.progress = (step, total)
+        self._signal.set()
+
+    def deliver(self) -> None:
+        """Tell that the output is complete."""
+        if not self.settled:
+            self.delivered = True
+            self._signal.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the error; the first outcome stands, but an abort may still overtake a result not yet handed out."""
+        if self.error is None:
+            self.error = error
+            self._signal.set()
+
+    async def wait(self, deadline: float) -> bool:
+        """Wait for news; False if the deadline came first."""
+        return await self._signal.wait(deadline)
+
+
+@dataclass(eq=False, slots=True)
+class Claim:
+    """A request in the engine: its place in the table of `claims`, and what goes with it."""
+
+    async_output_id: int
+    prepared: PreparedRequest
+    submitted: float
+    """On Trio's clock."""
+    state: ClaimState = ClaimState.QUEUED
+    mailbox: Mailbox = field(default_factory=Mailbox)
+    output: OutputAssembly = field(default_factory=OutputAssembly)
+    timings: Timings | None = None
+    arrived_ns: int = 0
+    """When the last piece of the output was in the engine's hands, CLOCK_MONOTONIC."""
+    worker: int = -1
+    wave: int = -1
+    cancel_slot: int = -1
+    caller_left: bool = False
+    closed: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def request_id(self) -> str:
+        """The caller's name for it."""
+        return self.prepared.request.request_id
+
+    @property
+    def deadline(self) -> float:
+        """When the caller stops waiting, on Trio's clock."""
+        limit = self.prepared.request.sampling.deadline
+        return math.inf if limit is None else self.submitted + limit

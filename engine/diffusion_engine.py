@@ -1,0 +1,328 @@
+"""`DiffusionEngine`: admission, the engine loop and the pump, between callers, scheduler and executor."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from ..ipc_ext import HostTensor
+from ..postprocess import Postprocessor, get_postprocessor
+from .admission import prepare
+from .claims import ClaimState
+from .config import EngineConfig
+from .delivery import Claim
+from .errors import (
+    EngineBusyError,
+    EngineClosedError,
+    EngineDeadError,
+    ExecutionError,
+    WorkerDiedError,
+)
+from .executor import DiffusionExecutor, cancel_slots_for
+from .ledger import ClaimLedger
+from .request import DiffusionRequest
+from .result import DiffusionResult
+from .sched import RequestScheduler
+from .signals import Signal
+from .statistics import EngineStatistics, worker_statistics
+from .stream import RequestStream
+
+_LEFT = (ClaimState.LEFT_RUNNING, ClaimState.LEFT_COMPUTED, ClaimState.LEFT_READY)
+INLINE_BYTES = 16_384
+"""Outputs up to this size that need no conversion are handed out on the event loop: a thread would cost more."""
+
+
+class DiffusionEngine:
+    """Runs requests on workers; made by `open_engine`.
+
+    All methods are to be called from the Trio run that the engine was opened in.
+    """
+
+    def __init__(self, config: EngineConfig, executor: DiffusionExecutor) -> None:
+        self.config = config
+        self._executor = executor
+        self._scheduler = RequestScheduler(
+            max_num_seqs=config.max_num_seqs,
+            max_wait_s=config.request_batch_max_wait_ms / 1000,
+            look_ahead=config.look_ahead,
+            ageing_s=config.ageing_s,
+        )
+        self._scheduler.initialize(
+            max_num_running_reqs=config.max_num_seqs * config.dispatch_depth * config.num_workers
+        )
+        self._changed = Signal()
+        self._idle = trio.Event()
+        self._ledger = ClaimLedger(
+            self._scheduler,
+            executor,
+            num_workers=config.num_workers,
+            cancel_slots=cancel_slots_for(config),
+            changed=self._on_change,
+        )
+        self._threads = trio.CapacityLimiter(config.postprocess_threads)
+        self._capabilities: Mapping[str, Any] = {}
+        self._postprocessor: Postprocessor | None = None
+        self._cause: BaseException | None = None
+        self._dead = trio.Event()
+        self._closing = False
+
+    # -- requests
+
+    async def generate(
+        self, prompt: str | DiffusionRequest | None = None, **params: Any
+    ) -> DiffusionResult:
+        """Run one request and return its result.
+
+        Leaving this call for any reason, a cancelled scope included, ends the request: it gives its place, its output
+        bytes and its claim up, and the worker stops before its next component call.
+
+        Args:
+          prompt: the text, or a complete request.
+          params: fields of `DiffusionRequest` and `SamplingParams`.
+
+        Raises:
+          RequestError: the request cannot be run as it stands.
+          EngineBusyError: the queue is full.
+          ExecutionError: the pipeline raised; the engine goes on.
+          RequestAborted: somebody called `abort`.
+          DeadlineExceededError: the request's deadline passed.
+          WorkerDiedError: the worker has gone.
+          EngineDeadError, EngineClosedError: the engine has.
+        """
+        async with self.stream(prompt, **params) as events:
+            return await events.result()
+
+    @asynccontextmanager
+    async def stream(
+        self, prompt: str | DiffusionRequest | None = None, **params: Any
+    ) -> AsyncIterator[RequestStream]:
+        """Run one request and tell its events: `Queued`, `Started`, `Progress`..., `Completed`.
+
+        Leaving the block ends the request, as in `generate`. Arguments and errors are those of `generate`.
+
+            async with engine.stream("a red circle") as events:
+                async for event in events:
+                    ...
+        """
+        await trio.lowlevel.checkpoint()
+        claim = self._admit(DiffusionRequest.make(prompt, **params))
+        try:
+            position = self._scheduler.queue_position(claim.request_id) or 0
+            yield RequestStream(claim, position, self._host_stage)
+        finally:
+            self._ledger.leave(claim)
+
+    def _admit(self, request: DiffusionRequest) -> Claim:
+        self.check_health()
+        if self._scheduler.num_waiting >= self.config.max_queued_requests:
+            raise EngineBusyError(
+                f"{self._scheduler.num_waiting} requests are waiting (max_queued_requests); try again later"
+            )
+        limit = self.config.max_input_bytes
+        prepared = prepare(request, self._capabilities, input_limit=limit)
+        return self._ledger.admit(prepared, trio.current_time())
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request from elsewhere; its caller gets `RequestAborted` at once.
+
+        Returns when the worker has let go of it, at the latest when the component call in progress ends. Idempotent.
+
+        Returns:
+          Whether the request was here.
+        """
+        await trio.lowlevel.checkpoint()
+        claim = self._ledger.find(request_id)
+        if claim is None:
+            return False
+        self._ledger.abort(claim)
+        await claim.closed.wait()
+        return True
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is in the engine and no worker holds one."""
+        await trio.lowlevel.checkpoint()
+        while not self._ledger.is_idle:
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    # -- health
+
+    def check_health(self) -> None:
+        """Return if the engine can take requests.
+
+        Raises:
+          EngineDeadError: it died; `__cause__` says of what.
+          EngineClosedError: it was closed.
+        """
+        if self._cause is not None:
+            raise EngineDeadError(f"the engine is dead: {self._cause}") from self._cause
+        if self._closing:
+            raise EngineClosedError("the engine is closed")
+        self._executor.check_health()
+
+    async def wait_dead(self) -> EngineDeadError:
+        """Wait until the engine has died, and return why; for programs that want to end, or to open another one."""
+        await self._dead.wait()
+        error = EngineDeadError(f"the engine is dead: {self._cause}")
+        error.__cause__ = self._cause
+        return error
+
+    def statistics(self) -> EngineStatistics:
+        """Return what the engine and its workers hold now."""
+        ledger, loads = self._ledger, self._ledger.loads
+        running: list[list[str]] = [[] for _ in loads]
+        for claim in ledger:
+            if claim.worker >= 0:
+                running[claim.worker].append(claim.request_id)
+        workers = tuple(
+            worker_statistics(status, tuple(ids), len(load.waves), load.outputs)
+            for status, ids, load in zip(self._executor.workers(), running, loads, strict=True)
+        )
+        return EngineStatistics(
+            waiting=self._scheduler.num_waiting,
+            running=self._scheduler.num_running,
+            aborting=sum(claim.state in _LEFT for claim in ledger),
+            pending_outputs=sum(load.outputs for load in loads),
+            claims=len(ledger),
+            waves=sum(len(load.waves) for load in loads),
+            waves_dispatched=ledger.dispatched_waves,
+            cancel_slots_used=sum(load.cancel_slots - len(load.free_slots) for load in loads),
+            **ledger.ended,
+            ring_bytes=sum(worker.output_ring_bytes for worker in workers),
+            ring_bytes_used=sum(worker.output_ring_used for worker in workers),
+            ring_bytes_held=sum(worker.output_ring_held for worker in workers),
+            workers=workers,
+        )
+
+    async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
+        """Call an exposed method of every worker, such as ``"runner_statistics"``, and return the answers in order."""
+        self.check_health()
+        return await self._executor.collective_rpc(method, *args)
+
+    # -- life; called by open_engine
+
+    async def start(self, services: trio.Nursery) -> None:
+        """Start the workers, the loops, and the warm-up."""
+        all_capabilities = await self._executor.start(services)
+        self._capabilities = all_capabilities[0]
+        self._postprocessor = get_postprocessor(self._capabilities["pipeline"])
+        services.start_soon(self._serve, self._pump)
+        services.start_soon(self._serve, self._schedule)
+        if self.config.warmup:
+            await self._warm_up()
+
+    async def _warm_up(self) -> None:
+        accepted = self._capabilities["arguments"]
+        steps = {"num_inference_steps": 1} if "num_inference_steps" in accepted else {}
+        prompt = "warm-up" if "prompt" in accepted else None
+        required = set(self._capabilities["required"]) - {"prompt"}
+        if required:  # an image-to-image pipeline, say: nobody can guess its inputs
+            return
+        async with trio.open_nursery() as nursery:
+            for _ in range(self.config.num_workers):
+                nursery.start_soon(
+                    functools.partial(self.generate, prompt, seed=0, output_type="raw", **steps)
+                )
+
+    async def close(self) -> None:
+        """End every request, then the workers. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        for claim in self._ledger:
+            claim.mailbox.fail(EngineClosedError("the engine was closed"))
+            if self._cause is None:
+                self._ledger.abort(claim)
+        await self._executor.close(self.config.shutdown_grace)
+        for claim in self._ledger:
+            self._ledger.lose(claim, EngineClosedError("the engine was closed"))
+
+    @trio.lowlevel.enable_ki_protection
+    async def _serve(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run one of the loops; if it fails, the engine is dead."""
+        try:
+            await loop()
+        except Exception as error:
+            self._die(error)
+
+    def _die(self, cause: BaseException) -> None:
+        """Fail every waiter, before any cleaning up."""
+        if self._closing or self._cause is not None:
+            return
+        self._cause = cause
+        for claim in self._ledger:
+            error: BaseException
+            if isinstance(cause, WorkerDiedError):
+                error = cause.again()
+            else:
+                error = EngineDeadError(f"the engine is dead: {cause!r}")
+                error.__cause__ = cause
+            self._ledger.lose(claim, error)
+        self._dead.set()
+
+    # -- the loops
+
+    async def _pump(self) -> None:
+        """Take what workers send; the only reader of the executor."""
+        while True:
+            for worker, message in await self._executor.receive():
+                self._ledger.receive(worker, message)
+                if message.error is not None and message.error.fatal:
+                    raise ExecutionError(message.error.type, message.error.text)
+
+    async def _schedule(self) -> None:
+        """Give workers what the scheduler decides, as far as they have room."""
+        while True:
+            now = trio.current_time()
+            worker = self._least_loaded_worker()
+            if worker is None:
+                await self._changed.wait()
+                continue
+            output = self._scheduler.schedule(now)
+            if output is None:
+                decision = self._scheduler.next_decision(now)
+                await self._changed.wait(math.inf if decision is None else decision)
+                continue
+            wave = self._ledger.dispatch(worker, output.scheduled_request_ids)
+            await self._executor.dispatch(worker, wave)
+
+    def _least_loaded_worker(self) -> int | None:
+        """Return the worker with the fewest waves; None if each has its fill of waves or of outputs."""
+        config = self.config
+        free = [
+            (len(load.waves), worker)
+            for worker, load in enumerate(self._ledger.loads)
+            if len(load.waves) < config.dispatch_depth and load.outputs < config.max_pending_outputs
+        ]
+        return min(free)[1] if free else None
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        if self._ledger.is_idle:
+            self._idle.set()
+
+    # -- output
+
+    async def _host_stage(self, claim: Claim, tensors: dict[str, HostTensor]) -> list[Any]:
+        """Turn tensors into what the caller asked for, off the event loop."""
+        assert self._postprocessor is not None
+        sampling = claim.prepared.request.sampling
+        stage = functools.partial(
+            self._postprocessor.host_stage, output_type=sampling.output_type, options=sampling.output_options
+        )
+        if self._executor.is_crowded(claim.worker):  # let no caller's shelf stall the device
+            tensors, kept = {}, tensors
+
+            def copying() -> list[Any]:
+                return stage({name: tensor.copy() for name, tensor in kept.items()})
+
+            return await trio.to_thread.run_sync(copying, limiter=self._threads)
+        if sampling.output_type == "raw" and sum(t.nbytes for t in tensors.values()) <= INLINE_BYTES:
+            return stage(tensors)
+        return await trio.to_thread.run_sync(stage, tensors, limiter=self._threads)
+

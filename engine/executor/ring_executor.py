@@ -1,0 +1,192 @@
+"""`RingExecutor`: what the executors over shared-memory rings have in common, that is, all but how a worker is run.
+
+One doorbell, an eventfd, serves all workers' rings: `receive` drains every ring, arms them all, and sleeps on it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import trio
+
+from ...ipc_ext import doorbell
+from ...ipc_ext.messages import AsyncDiffusionOutput, AsyncOutputKind, NewRequestData, Rpc, TensorPiece
+from ..config import EngineConfig
+from ..errors import ExecutionError, StartupError, WorkerDiedError
+from .base import DispatchedRequest, WorkerStatus
+from .link import WorkerLink
+
+_GREETING = 0
+"""The `rpc_id` of the answer to `Configure`."""
+
+
+class _Call:
+    """An RPC under way."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.message: AsyncDiffusionOutput | None = None
+
+
+class RingExecutor:
+    """Runs workers over rings; subclasses say how one is launched, watched and ended."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.links: list[WorkerLink] = []
+        self._calls: dict[tuple[int, int], _Call] = {}
+        self._next_rpc = _GREETING + 1
+        self._closed = False
+        self._last_status: list[WorkerStatus] = []
+
+    # -- for subclasses
+
+    async def _launch(self, link: WorkerLink, services: trio.Nursery) -> None:
+        """Start a worker, and a task in `services` that calls `_lost` when it has gone."""
+        raise AssertionError("subclasses launch workers")
+
+    async def _end(self, grace: float) -> None:
+        """Wait for all workers to leave, and end those that take longer than `grace` seconds."""
+        raise AssertionError("subclasses end workers")
+
+    def _pid(self, link: WorkerLink) -> int | None:
+        return None
+
+    def _heartbeat_age(self, link: WorkerLink) -> float:
+        return link.segment.control.heartbeat_age()
+
+    def _lost(self, link: WorkerLink, error: WorkerDiedError) -> None:
+        """Note that a worker has gone, and let `receive` say so."""
+        link.die(error)
+        for (index, _), call in self._calls.items():
+            if index == link.index:
+                call.done.set()
+        self._ring()
+
+    def _ring(self) -> None:
+        if not self._closed:
+            os.eventfd_write(self._doorbell, 1)
+
+    # -- the executor protocol
+
+    async def start(self, services: trio.Nursery) -> list[dict[str, Any]]:
+        """See `DiffusionExecutor.start`."""
+        greetings = {}
+        for index in range(self.config.num_workers):
+            link = WorkerLink(index, self.config, self._doorbell)
+            self.links.append(link)
+            greetings[index] = self._calls[index, _GREETING] = _Call()
+            await self._launch(link, services)
+        try:
+            for link in self.links:
+                await link.send(link.configuration)
+            while not all(call.done.is_set() for call in greetings.values()):
+                await self.receive()
+        except WorkerDiedError as died:
+            reason = f"{died}\n{died.stderr}".rstrip()
+            raise StartupError(f"{reason}") from None
+        finally:
+            for index in greetings:
+                del self._calls[index, _GREETING]
+        return [_answer(greetings[link.index], link, StartupError) for link in self.links]
+
+    async def dispatch(self, worker: int, wave: Sequence[DispatchedRequest]) -> None:
+        """See `DiffusionExecutor.dispatch`."""
+        await self.links[worker].dispatch(list(wave))
+
+    def abort(self, worker: int, request: NewRequestData) -> None:
+        """See `DiffusionExecutor.abort`."""
+        self.links[worker].cancel(request)
+
+    async def receive(self) -> Sequence[tuple[int, AsyncDiffusionOutput]]:
+        """See `DiffusionExecutor.receive`."""
+        while True:
+            dead = [link.death for link in self.links if link.death is not None]
+            received = [(link.index, message) for link in self.links for message in link.drain()]
+            received = [(worker, m) for worker, m in received if not self._is_answer(worker, m)]
+            if received:
+                await trio.lowlevel.checkpoint()
+                return received
+            if dead:  # looked up before the drain, so nothing that it sent is lost
+                raise dead[0].again()
+            if all([link.segment.results.arm() for link in self.links]):
+                await doorbell.wait(self.links[0].segment)
+
+    def _is_answer(self, worker: int, message: AsyncDiffusionOutput) -> bool:
+        if message.kind is not AsyncOutputKind.RPC_RESULT:
+            return False
+        call = self._calls.get((worker, -1 if message.rpc_id is None else message.rpc_id))
+        if call is not None:  # else its caller was cancelled
+            call.message = message
+            call.done.set()
+        return True
+
+    def lease(self, worker: int, piece: TensorPiece) -> Any:
+        """See `DiffusionExecutor.lease`."""
+        return self.links[worker].segment.outputs.lease(piece.handle)
+
+    def release(self, worker: int, piece: TensorPiece) -> None:
+        """See `DiffusionExecutor.release`."""
+        self.links[worker].segment.outputs.release(piece.handle)
+
+    def is_crowded(self, worker: int) -> bool:
+        """See `DiffusionExecutor.is_crowded`."""
+        outputs = self.links[worker].segment.outputs
+        return 2 * outputs.free_bytes < outputs.capacity
+
+    async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
+        """See `DiffusionExecutor.collective_rpc`."""
+        rpc_id, self._next_rpc = self._next_rpc, self._next_rpc + 1
+        calls = {link.index: _Call() for link in self.links}
+        self._calls |= {(index, rpc_id): call for index, call in calls.items()}
+        try:
+            for link in self.links:
+                await link.send(Rpc(rpc_id, method, list(args)))
+            for call in calls.values():
+                await call.done.wait()
+        finally:
+            for index in calls:
+                del self._calls[index, rpc_id]
+        return [_answer(calls[link.index], link, None) for link in self.links]
+
+    def check_health(self) -> None:
+        """See `DiffusionExecutor.check_health`."""
+        for link in self.links:
+            if link.death is not None:
+                raise link.death.again()
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        """See `DiffusionExecutor.workers`."""
+        if self._closed:
+            return self._last_status
+        return [link.status(self._pid(link), self._heartbeat_age(link)) for link in self.links]
+
+    async def close(self, grace: float) -> None:
+        """See `DiffusionExecutor.close`."""
+        if self._closed:
+            return
+        for link in self.links:
+            link.stop()
+        await self._end(grace)
+        self._last_status = [replace(status, state="stopped") for status in self.workers()]
+        self._closed = True
+        for link in self.links:
+            link.segment.shut_down()
+            doorbell.close(link.segment)
+        os.close(self._doorbell)
+
+
+def _answer(call: _Call, link: WorkerLink, wrong: type[Exception] | None) -> Any:
+    if call.message is None:
+        assert link.death is not None
+        raise link.death.again()
+    error = call.message.error
+    if error is None:
+        return call.message.result
+    if wrong is not None:
+        raise wrong(f"worker {link.index} could not start: {error.text.strip()}")
+    raise ExecutionError(error.type, error.text)

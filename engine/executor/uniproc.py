@@ -1,0 +1,72 @@
+"""`UniProcDiffusionExecutor`: the worker on a thread of this process.
+
+It is the same worker over the same rings, so both phases of completion, backpressure and cancellation are the same; the
+memory is simply not shared with anybody. What is lost is isolation: its Python shares this process's interpreter
+lock, and a worker that hangs cannot be killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import traceback
+
+import trio
+
+from ..config import EngineConfig
+from ..errors import WorkerDiedError
+from .link import WorkerLink
+from .ring_executor import RingExecutor
+
+SWITCH_INTERVAL_S = 0.0005
+"""The worker's Python hands the interpreter lock over ten times sooner than by default, else messages wait for 5 ms."""
+
+logger = logging.getLogger("sidestream.worker")
+
+
+class UniProcDiffusionExecutor(RingExecutor):
+    """Runs one worker on a thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._thread_ended = trio.Event()
+        self._switch_interval = sys.getswitchinterval()
+
+    def _heartbeat_age(self, link: WorkerLink) -> float:
+        return math.inf if self._thread_ended.is_set() else 0.0  # it lives as this process does
+
+    async def _launch(self, link: WorkerLink, services: trio.Nursery) -> None:
+        sys.setswitchinterval(min(self._switch_interval, SWITCH_INTERVAL_S))
+        services.start_soon(self._supervise, link)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _supervise(self, link: WorkerLink) -> None:
+        """Be the worker's thread, and tell when it has ended."""
+        what, text = "ended", ""
+        try:
+            fds = os.dup(link.segment.fd), os.dup(link.segment.doorbell)
+            await trio.to_thread.run_sync(
+                _run_worker, *fds, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+            )
+        except Exception as error:
+            what, text = f"failed: {error!r}", traceback.format_exc()
+        finally:
+            self._thread_ended.set()
+        self._lost(link, WorkerDiedError(link.index, what, None, text))
+
+    async def _end(self, grace: float) -> None:
+        sys.setswitchinterval(self._switch_interval)
+        if not self.links:
+            return
+        with trio.move_on_after(grace):
+            await self._thread_ended.wait()
+        if not self._thread_ended.is_set():
+            logger.warning("the worker thread has not stopped within %g s and is left behind", grace)
+
+
+def _run_worker(segment_fd: int, doorbell_fd: int) -> None:
+    from ...workers.worker_proc import WorkerProc  # imports torch, which takes seconds: here, not on the event loop
+
+    WorkerProc.attach(segment_fd, doorbell_fd).run()

@@ -1,0 +1,86 @@
+"""Arrays that a request carries: numpy arrays, torch tensors and PIL images become `InputTensor`.
+
+torch is not imported for this: a tensor can only come from a caller who has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..ipc_ext import DTYPES, TensorDescriptor
+from .errors import RequestError
+from .executor.base import InputTensor
+
+_PIL_MODES = ("L", "RGB", "RGBA")
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value travels as bytes."""
+    return isinstance(value, (np.ndarray, Image.Image)) or _is_torch(value)
+
+
+def split_arguments(arguments: dict[str, Any]) -> tuple[dict[str, Any], list[InputTensor]]:
+    """Part a call's arguments into plain data and arrays.
+
+    Args:
+      arguments: by name; a value is plain data, an array, or a list of arrays.
+
+    Raises:
+      RequestError: a value is neither, naming the argument.
+    """
+    plain: dict[str, Any] = {}
+    arrays: list[InputTensor] = []
+    for name, value in arguments.items():
+        if is_array(value):
+            arrays.append(_input(name, value))
+        elif isinstance(value, (list, tuple)) and value and all(map(is_array, value)):
+            arrays += [_input(f"{name}.{i}", item) for i, item in enumerate(value)]
+        else:
+            _check_plain(name, value)
+            plain[name] = value
+    return plain, arrays
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _input(name: str, value: Any) -> InputTensor:
+    if isinstance(value, Image.Image):
+        picture = value if value.mode in _PIL_MODES else value.convert("RGB")
+        return _describe(name, "pil", np.asarray(picture), "uint8")
+    if isinstance(value, np.ndarray):
+        return _describe(name, "numpy", value, value.dtype.name)
+    tensor = value.detach().cpu().contiguous()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype == "bfloat16":  # numpy has no such dtype; the bytes travel as they are
+        tensor = tensor.view(sys.modules["torch"].int16)
+    return _describe(name, "torch", tensor.numpy(), dtype)
+
+
+def _describe(name: str, form: str, array: np.ndarray[Any, Any], dtype: str) -> InputTensor:
+    if dtype not in DTYPES:
+        raise RequestError(f"{name} has dtype {dtype}; valid dtypes: {', '.join(DTYPES)}")
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return InputTensor(name, form, TensorDescriptor(dtype, array.shape), memoryview(data))
+
+
+def _check_plain(name: str, value: Any) -> None:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_plain(name, item)
+    elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        for item in value.values():
+            _check_plain(name, item)
+    else:
+        raise RequestError(
+            f"{name} holds a {type(value).__name__}; valid are numbers, strings, lists and tables of these,"
+            " numpy arrays, torch tensors, PIL images, and lists of arrays"
+        )

@@ -1,0 +1,301 @@
+"""`ClaimLedger`: carries the transitions of `claims` out. Every change of a request passes through `apply`.
+
+It binds the pure parts (table, scheduler) to the executor, and does its accounting: waves and outputs under way on each
+worker, cancel slots. It never waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from ..ipc_ext.messages import (
+    AsyncDiffusionOutput,
+    AsyncOutputKind,
+    NewRequestData,
+    RemoteError,
+    TensorPiece,
+)
+from .admission import PreparedRequest
+from .assembly import PieceSource
+from .claims import ClaimEvent, ClaimState, Effect, transition
+from .delivery import Claim
+from .errors import DuplicateRequestError, ExecutionError, RequestAborted, SidestreamError
+from .executor.base import DiffusionExecutor, DispatchedRequest
+from .sched import (
+    BaseScheduler,
+    DiffusionRequestStatus,
+    RunnerOutput,
+    SchedulerRequestState,
+)
+
+_OUTPUT_UNDER_WAY = (ClaimState.COMPUTED, ClaimState.LEFT_COMPUTED)
+
+
+class WorkerLoad:
+    """What a worker has been given and has not finished."""
+
+    def __init__(self, cancel_slots: int) -> None:
+        self.waves: dict[int, set[int]] = {}
+        self.outputs = 0
+        self.free_slots = list(range(cancel_slots))
+        self.cancel_slots = cancel_slots
+
+
+class _Pieces:
+    """The pieces of one worker, as `OutputAssembly` wants them."""
+
+    def __init__(self, executor: DiffusionExecutor, worker: int) -> None:
+        self._executor, self._worker = executor, worker
+
+    def lease(self, piece: TensorPiece) -> object:
+        return self._executor.lease(self._worker, piece)
+
+    def release(self, piece: TensorPiece) -> None:
+        self._executor.release(self._worker, piece)
+
+
+class ClaimLedger:
+    """All claims of an engine.
+
+    Args:
+      scheduler: owns the life of each request.
+      executor: where flags are raised and payloads lie.
+      num_workers: of the executor.
+      cancel_slots: of each worker.
+      changed: called when something may have become schedulable.
+    """
+
+    def __init__(
+        self,
+        scheduler: BaseScheduler,
+        executor: DiffusionExecutor,
+        *,
+        num_workers: int,
+        cancel_slots: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._changed = changed
+        self._claims: dict[int, Claim] = {}
+        self._by_request: dict[str, Claim] = {}
+        self._next_output_id = 1
+        self._next_wave = 1
+        self.loads = [WorkerLoad(cancel_slots) for _ in range(num_workers)]
+        self._pieces = [_Pieces(executor, worker) for worker in range(num_workers)]
+        self.ended = {"completed": 0, "failed": 0, "aborted": 0}
+        self.dispatched_waves = 0
+
+    # -- what is there
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def __iter__(self) -> Iterator[Claim]:
+        return iter(list(self._claims.values()))
+
+    def find(self, request_id: str) -> Claim | None:
+        """Return the claim of a request that has not fully ended: its caller or its worker still holds it."""
+        return self._by_request.get(request_id)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody holds anything."""
+        return not self._by_request
+
+    # -- what happens
+
+    def admit(self, prepared: PreparedRequest, now: float) -> Claim:
+        """Open a claim and queue its request.
+
+        Raises:
+          DuplicateRequestError: the id is taken.
+        """
+        request = prepared.request
+        if request.request_id in self._by_request:
+            raise DuplicateRequestError(f"request_id {request.request_id!r} is already in the engine")
+        claim = Claim(self._next_output_id, prepared, now)
+        state = SchedulerRequestState(
+            request.request_id, key=prepared.key, priority=request.priority
+        )
+        self._scheduler.add_request(state, now)
+        self._next_output_id += 1
+        self._claims[claim.async_output_id] = claim
+        self._by_request[request.request_id] = claim
+        self._changed()
+        return claim
+
+    def dispatch(self, worker: int, request_ids: tuple[str, ...]) -> list[DispatchedRequest]:
+        """Give a wave's claims to a worker and return what is to be sent."""
+        claims = [self._by_request[request_id] for request_id in request_ids]
+        wave, self._next_wave = self._next_wave, self._next_wave + 1
+        load = self.loads[worker]
+        load.waves[wave] = {claim.async_output_id for claim in claims}
+        self.dispatched_waves += 1
+        for claim in claims:
+            claim.worker, claim.wave = worker, wave
+            claim.cancel_slot = load.free_slots.pop()
+            self.apply(claim, ClaimEvent.DISPATCH)
+        return [DispatchedRequest(_wire(claim), claim.prepared.inputs) for claim in claims]
+
+    def leave(self, claim: Claim) -> None:
+        """Take the caller's exit, the same for every reason."""
+        if not claim.caller_left:
+            claim.caller_left = True
+            self.apply(claim, ClaimEvent.LEAVE)
+            self._count(claim)
+            claim.output.drop()
+            self._forget_if_over(claim)
+
+    def abort(self, claim: Claim) -> None:
+        """End a request on somebody else's word."""
+        claim.mailbox.fail(RequestAborted(f"request {claim.request_id!r} was aborted"))
+        self.apply(claim, ClaimEvent.LEAVE)
+
+    def lose(self, claim: Claim, error: BaseException) -> None:
+        """End a request because what runs it has gone."""
+        self.apply(claim, ClaimEvent.LOST, error=error)
+
+    def receive(self, worker: int, message: AsyncDiffusionOutput) -> None:
+        """Take a worker's message about a request."""
+        claim = self._claims.get(message.async_output_id or 0)
+        if claim is None:  # over already: only its bytes matter
+            for piece in message.output:
+                self._executor.release(worker, piece)
+            return
+        if message.timings is not None:
+            claim.timings = message.timings
+        self.apply(claim, _event_of(message), message=message)
+
+    def apply(
+        self,
+        claim: Claim,
+        event: ClaimEvent,
+        *,
+        message: AsyncDiffusionOutput | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Move a claim by the table and carry the effects out, in the table's order."""
+        before = claim.state
+        claim.state, effects = transition(before, event)
+        if claim.worker >= 0:
+            moved = (claim.state in _OUTPUT_UNDER_WAY) - (before in _OUTPUT_UNDER_WAY)
+            self.loads[claim.worker].outputs += moved
+        if message is not None and message.error is not None:
+            error = _as_exception(message.error, claim)
+        for effect in effects:
+            _EFFECTS[effect](self, claim, message, error)
+
+    # -- effects
+
+    def _start(self, claim: Claim, *_: object) -> None:
+        claim.mailbox.start(claim.worker)
+
+    def _tell(self, claim: Claim, message: AsyncDiffusionOutput, *_: object) -> None:
+        claim.mailbox.tell(message.step, message.total)
+
+    def _keep(self, claim: Claim, message: AsyncDiffusionOutput, error: BaseException | None) -> None:
+        claim.arrived_ns = time.monotonic_ns()
+        if error is not None:
+            claim.mailbox.fail(error)
+            return
+        source: PieceSource = self._pieces[claim.worker]
+        for piece in message.output:
+            claim.output.add(piece, source)
+
+    def _drop(self, claim: Claim, message: AsyncDiffusionOutput | None, *_: object) -> None:
+        claim.output.drop()
+        for piece in message.output if message is not None else ():
+            self._executor.release(claim.worker, piece)
+
+    def _free(self, claim: Claim, message: AsyncDiffusionOutput, *_: object) -> None:
+        waves = self.loads[claim.worker].waves
+        waves[claim.wave].discard(claim.async_output_id)
+        if not waves[claim.wave]:
+            del waves[claim.wave]
+        error = message.error
+        outcome = RunnerOutput(
+            claim.request_id, error=error is not None, aborted=error is not None and error.aborted
+        )
+        self._scheduler.update_from_output([outcome])
+        self._changed()
+
+    def _unschedule(self, claim: Claim, *_: object) -> None:
+        self._scheduler.finish_request(claim.request_id, DiffusionRequestStatus.FINISHED_ABORTED)
+        self._changed()
+
+    def _flag(self, claim: Claim, *_: object) -> None:
+        self._executor.abort(claim.worker, _wire(claim))
+
+    def _deliver(self, claim: Claim, *_: object) -> None:
+        claim.mailbox.deliver()
+
+    def _fail(self, claim: Claim, _: object, error: BaseException | None) -> None:
+        claim.mailbox.fail(error or SidestreamError("the worker gave no reason"))
+
+    def _close(self, claim: Claim, *_: object) -> None:
+        del self._claims[claim.async_output_id]
+        if claim.cancel_slot >= 0:
+            self.loads[claim.worker].free_slots.append(claim.cancel_slot)
+        claim.closed.set()
+        self._forget_if_over(claim)
+        self._changed()
+
+    # -- accounting
+
+    def _count(self, claim: Claim) -> None:
+        mailbox = claim.mailbox
+        if mailbox.error is not None and not isinstance(mailbox.error, RequestAborted):
+            self.ended["failed"] += 1
+        elif mailbox.delivered and mailbox.error is None:
+            self.ended["completed"] += 1
+        else:
+            self.ended["aborted"] += 1
+
+    def _forget_if_over(self, claim: Claim) -> None:
+        if claim.caller_left and claim.closed.is_set():
+            self._by_request.pop(claim.request_id, None)
+            self._changed()
+
+
+_EFFECTS: dict[Effect, Callable[..., None]] = {
+    Effect.START: ClaimLedger._start,
+    Effect.TELL: ClaimLedger._tell,
+    Effect.KEEP: ClaimLedger._keep,
+    Effect.DROP: ClaimLedger._drop,
+    Effect.FREE: ClaimLedger._free,
+    Effect.UNSCHEDULE: ClaimLedger._unschedule,
+    Effect.FLAG: ClaimLedger._flag,
+    Effect.DELIVER: ClaimLedger._deliver,
+    Effect.FAIL: ClaimLedger._fail,
+    Effect.CLOSE: ClaimLedger._close,
+}
+
+
+def _event_of(message: AsyncDiffusionOutput) -> ClaimEvent:
+    match message.kind:
+        case AsyncOutputKind.COMPUTE_DONE:
+            return ClaimEvent.COMPUTE_DONE if message.error is None else ClaimEvent.COMPUTE_FAILED
+        case AsyncOutputKind.OUTPUT_READY:
+            return ClaimEvent.OUTPUT_READY if message.final else ClaimEvent.OUTPUT_PART
+        case _:
+            return ClaimEvent.PROGRESS
+
+
+def _as_exception(error: RemoteError, claim: Claim) -> BaseException:
+    if error.aborted:
+        return RequestAborted(f"request {claim.request_id!r} was aborted")
+    return ExecutionError(error.type, error.text)
+
+
+def _wire(claim: Claim) -> NewRequestData:
+    prepared = claim.prepared
+    return NewRequestData(
+        request_id=claim.request_id,
+        async_output_id=claim.async_output_id,
+        cancel_slot=claim.cancel_slot,
+        call=prepared.call,
+        seeds=prepared.seeds,
+        output_type=prepared.request.sampling.output_type,
+    )

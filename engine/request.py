@@ -1,0 +1,94 @@
+"""What a caller asks for: `DiffusionRequest` and `SamplingParams`."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from typing import Any, ClassVar
+
+from ..postprocess import OUTPUT_TYPES
+from .errors import RequestError
+from .strict import Strict, choice, nearest, number, option, table, text, whole
+
+PROMPT_LIMIT = 20_000
+"""Characters of a prompt; text encoders read some hundred tokens at most."""
+SEED_LIMIT = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingParams(Strict):
+    """How a request is to be sampled. None leaves a value to the pipeline.
+
+    Raises:
+      RequestError: a name is unknown (the message suggests the nearest) or a value is not valid.
+    """
+
+    error: ClassVar[type[ValueError]] = RequestError
+    noun: ClassVar[str] = "sampling parameter"
+
+    width: int | None = option(None, whole(1, 16_384, optional=True), "width of the output, pixels")
+    height: int | None = option(None, whole(1, 16_384, optional=True), "height of the output, pixels")
+    num_inference_steps: int | None = option(None, whole(1, 10_000, optional=True), "denoising steps")
+    guidance_scale: float | None = option(None, number(0, 1000, optional=True), "classifier-free guidance")
+    seed: int | None = option(None, whole(0, SEED_LIMIT, optional=True), "seed of the first output, the next ones count up; None: drawn at random")
+    num_outputs: int = option(1, whole(1, 64), "outputs for this prompt")
+    output_type: str = option("pil", choice(*OUTPUT_TYPES), "what `DiffusionResult.outputs` holds")
+    output_options: dict[str, Any] = option({}, table(), "options of the encoder, such as quality")
+    deadline: float | None = option(None, number(0, optional=True), "seconds from submission until DeadlineExceededError")
+    extra_args: dict[str, Any] = option({}, table(), "further arguments of the pipeline: plain data, arrays, PIL images, or lists of these")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiffusionRequest(Strict):
+    """One request.
+
+    Args:
+      prompt: the text; None for pipelines that take none.
+      negative_prompt: what to keep away from.
+      sampling: see `SamplingParams`.
+      request_id: the caller's name for the request, unique in the engine while it lives; one is made up when left out.
+      priority: higher goes first. Waiting raises it, so nothing starves.
+    """
+
+    error: ClassVar[type[ValueError]] = RequestError
+    noun: ClassVar[str] = "request parameter"
+
+    prompt: str | None = dataclasses.field(
+        default=None,
+        kw_only=False,
+        metadata={"check": text(PROMPT_LIMIT, optional=True, empty=True)},
+    )
+    negative_prompt: str | None = option(None, text(PROMPT_LIMIT, optional=True, empty=True), "what to keep away from")
+    sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    request_id: str = dataclasses.field(
+        default_factory=lambda: uuid.uuid4().hex, metadata={"check": text(256)}
+    )
+    priority: int = option(0, whole(-1_000_000, 1_000_000), "higher goes first")
+
+    @classmethod
+    def make(cls, prompt: str | DiffusionRequest | None = None, **params: Any) -> DiffusionRequest:
+        """Make a request from a prompt and any fields of `DiffusionRequest` and `SamplingParams`.
+
+        Raises:
+          RequestError: as these two do.
+        """
+        if isinstance(prompt, DiffusionRequest):
+            if params:
+                raise RequestError(f"a DiffusionRequest is complete; {', '.join(params)} cannot be given beside it")
+            return prompt
+        own = {field.name for field in dataclasses.fields(cls)}
+        sampling_names = {field.name for field in dataclasses.fields(SamplingParams)}
+        sampling: dict[str, Any] = {}
+        request: dict[str, Any] = {}
+        for name, value in params.items():
+            if name in own:
+                request[name] = value
+            elif name in sampling_names:
+                sampling[name] = value
+            else:
+                raise RequestError(f"unknown parameter {name!r}: {nearest(name, own | sampling_names)}")
+        if sampling:
+            if "sampling" in request:
+                raise RequestError(f"{', '.join(sampling)} cannot be given beside sampling")
+            request["sampling"] = SamplingParams(**sampling)
+        return cls(prompt, **request)

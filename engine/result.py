@@ -1,0 +1,81 @@
+"""What a caller gets: `DiffusionResult`, and the events of a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..ipc_ext.messages import Timings
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimings:
+    """How long the phases of a request took, seconds; each begins where the one before it ended."""
+
+    queued: float
+    """From submission until the forward began on the device."""
+    forward: float
+    """The forward, on the device."""
+    output: float
+    """From the end of the forward until the output was in the engine's hands."""
+    postprocess: float
+    """Conversion and encoding."""
+    total: float
+    """From submission to the result."""
+    device: Timings = field(default_factory=Timings)
+    """The worker's own time stamps, ns of CLOCK_MONOTONIC."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionResult:
+    """The outputs of a request."""
+
+    request_id: str
+    outputs: list[Any]
+    """One entry for each output that was asked for; its type follows `SamplingParams.output_type`."""
+    seed: int
+    """Seed of the first output; output `i` has ``seed + i``."""
+    timings: RequestTimings
+
+    @property
+    def output(self) -> Any:
+        """The first output."""
+        return self.outputs[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base class of what `DiffusionEngine.stream` tells."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Queued(Event):
+    """The request was admitted; `position` others wait ahead of it."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """The request was handed to a worker."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Event):
+    """A denoising step was taken. The latest one wins: a slow reader sees fewer of them."""
+
+    step: int
+    """Steps taken."""
+    total: int | None
+    """Steps to take, None where the pipeline does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed(Event):
+    """The request ended well; the last event."""
+
+    result: DiffusionResult

@@ -1,0 +1,140 @@
+"""`BaseScheduler`: request states, the waiting and running sets, capacity, terminal transitions.
+
+A scheduler is plain data: no I/O, no clock (time is an argument, in seconds), no tasks. The engine owns one and is its
+only caller. Subclasses decide, in `_pick`, which waiting requests go next.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .states import (
+    TRANSITIONS,
+    DiffusionRequestStatus,
+    DiffusionSchedulerOutput,
+    RunnerOutput,
+    SchedulerRequestState,
+)
+
+
+class BaseScheduler(abc.ABC):
+    """Keeps one life for each admitted request, from `add_request` to one end state."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, SchedulerRequestState] = {}
+        self._waiting: dict[str, SchedulerRequestState] = {}
+        self._running: dict[str, SchedulerRequestState] = {}
+        self._finished_since: list[str] = []
+        self._arrivals = 0
+        self.max_num_running_reqs = 1
+
+    def initialize(self, *, max_num_running_reqs: int) -> None:
+        """Set the capacity: how many requests may be running at a time."""
+        self.max_num_running_reqs = max_num_running_reqs
+
+    # -- what is there
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to run for the first time or again."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose forward has been dispatched and has not ended."""
+        return len(self._running)
+
+    def status(self, request_id: str) -> DiffusionRequestStatus | None:
+        """Return where a request stands, None if it is not (or no longer) here."""
+        state = self._requests.get(request_id)
+        return None if state is None else state.status
+
+    def queue_position(self, request_id: str) -> int | None:
+        """Return how many requests wait ahead of this one, None if it is not waiting."""
+        if request_id not in self._waiting:
+            return None
+        return list(self._waiting).index(request_id)
+
+    # -- life
+
+    def add_request(self, state: SchedulerRequestState, now: float) -> None:
+        """Admit a request as WAITING.
+
+        Raises:
+          ValueError: a request of this id lives here already.
+        """
+        if state.request_id in self._requests:
+            raise ValueError(f"request {state.request_id!r} exists already")
+        self._arrivals += 1
+        state = replace(
+            state, arrival=now, order=self._arrivals, status=DiffusionRequestStatus.WAITING
+        )
+        self._requests[state.request_id] = self._waiting[state.request_id] = state
+
+    def schedule(self, now: float) -> DiffusionSchedulerOutput | None:
+        """Choose the next wave and set its requests RUNNING; None if nothing is to be dispatched now."""
+        room = self.max_num_running_reqs - len(self._running)
+        wave = self._pick(now, room) if room > 0 and self._waiting else []
+        if not wave:
+            return None
+        for state in wave:
+            self._move(state, DiffusionRequestStatus.RUNNING)
+            del self._waiting[state.request_id]
+            self._running[state.request_id] = state
+        finished, self._finished_since = tuple(self._finished_since), []
+        return DiffusionSchedulerOutput(tuple(state.request_id for state in wave), finished)
+
+    def next_decision(self, now: float) -> float | None:
+        """Return when `schedule` may choose something that it does not choose now, None if only an event changes that."""
+        return None
+
+    def update_from_output(self, outputs: Iterable[RunnerOutput]) -> list[str]:
+        """Apply what became of running requests; return those that ended by it. Unknown ids are late news: ignored."""
+        ended = []
+        for output in outputs:
+            if output.request_id in self._running:
+                self.finish_request(output.request_id, _end_of(output))
+                ended.append(output.request_id)
+        return ended
+
+    def finish_request(self, request_id: str, status: DiffusionRequestStatus) -> bool:
+        """Take a request to an end state and forget it; False if it is not here (any more)."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return False
+        self._move(state, status)
+        del self._requests[request_id]
+        self._waiting.pop(request_id, None)
+        if self._running.pop(request_id, None) is not None:
+            self._finished_since.append(request_id)
+        return True
+
+    def preempt_request(self, request_id: str) -> bool:
+        """Take a running request's place away; it waits again, where it was in the order. False if it does not run."""
+        state = self._running.pop(request_id, None)
+        if state is None:
+            return False
+        self._move(state, DiffusionRequestStatus.PREEMPTED)
+        self._waiting[request_id] = state
+        return True
+
+    # -- for subclasses
+
+    @abc.abstractmethod
+    def _pick(self, now: float, room: int) -> list[SchedulerRequestState]:
+        """Return up to `room` waiting requests that are to run together now."""
+
+    def _move(self, state: SchedulerRequestState, to: DiffusionRequestStatus) -> None:
+        if to not in TRANSITIONS[state.status]:
+            raise ValueError(f"request {state.request_id!r} cannot go from {state.status.name} to {to.name}")
+        state.status = to
+
+
+def _end_of(output: RunnerOutput) -> DiffusionRequestStatus:
+    if output.aborted:
+        return DiffusionRequestStatus.FINISHED_ABORTED
+    if output.error:
+        return DiffusionRequestStatus.FINISHED_ERROR
+    return DiffusionRequestStatus.FINISHED_COMPLETED

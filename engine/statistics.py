@@ -1,0 +1,81 @@
+"""What `DiffusionEngine.statistics` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .executor.base import WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatistics:
+    """One worker."""
+
+    index: int
+    pid: int | None
+    """None for a worker on a thread of this process."""
+    device: str
+    state: str
+    heartbeat_age: float
+    """Seconds since the worker last showed that it lives."""
+    running: tuple[str, ...]
+    """Ids of the requests that it has been given and has not finished."""
+    waves: int
+    """Waves that it holds: one runs, the others wait."""
+    pending_outputs: int
+    """Computed outputs that are on their way."""
+    output_ring_bytes: int
+    output_ring_used: int
+    output_ring_held: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """An engine at one moment."""
+
+    waiting: int
+    """Requests in the queue."""
+    running: int
+    """Requests whose forward has been dispatched and has not ended."""
+    aborting: int
+    """Requests that their caller has left and that a worker still holds."""
+    pending_outputs: int
+    """Computed outputs that are on their way."""
+    claims: int
+    """Requests that the engine or a worker holds: waiting, running, pending and aborting ones."""
+    waves: int
+    """Waves that workers hold."""
+    waves_dispatched: int
+    """Waves since the start."""
+    cancel_slots_used: int
+    completed: int
+    """Requests since the start whose caller got a result."""
+    failed: int
+    """Requests since the start that ended by an error or their deadline."""
+    aborted: int
+    """Requests since the start that were cancelled or aborted."""
+    ring_bytes: int
+    """Shared memory for outputs, all workers."""
+    ring_bytes_used: int
+    ring_bytes_held: int
+    """Of the used ones, bytes that arrays in callers' hands hold."""
+    workers: tuple[WorkerStatistics, ...]
+
+
+def worker_statistics(
+    status: WorkerStatus, running: tuple[str, ...], waves: int, pending_outputs: int
+) -> WorkerStatistics:
+    """Join what the executor and the engine know of a worker."""
+    return WorkerStatistics(
+        index=status.index,
+        pid=status.pid,
+        device=status.device,
+        state=status.state,
+        heartbeat_age=status.heartbeat_age,
+        running=running,
+        waves=waves,
+        pending_outputs=pending_outputs,
+        output_ring_bytes=status.output_ring_bytes,
+        output_ring_used=status.output_ring_used,
+        output_ring_held=status.output_ring_held,
+    )

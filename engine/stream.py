@@ -1,0 +1,121 @@
+"""`RequestStream`: a request as its caller sees it, event by event or straight to the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from ..ipc_ext import HostTensor
+from .delivery import Claim
+from .errors import DeadlineExceededError
+from .result import Completed, DiffusionResult, Event, Progress, Queued, RequestTimings, Started
+
+HostStage = Callable[[Claim, dict[str, HostTensor]], Awaitable[list[Any]]]
+
+
+class RequestStream:
+    """An async iterator of a request's events; made by `DiffusionEngine.stream`.
+
+    Iteration ends after `Completed`. An error of the request is raised by the iteration.
+    """
+
+    def __init__(self, claim: Claim, position: int, host_stage: HostStage) -> None:
+        self._claim = claim
+        self._position: int | None = position
+        self._told_start = False
+        self._told_progress: tuple[int, int | None] | None = None
+        self._host_stage = host_stage
+        self._result: DiffusionResult | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The name of the request, for `DiffusionEngine.abort`."""
+        return self._claim.request_id
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> Event:
+        await trio.lowlevel.checkpoint()
+        if self._result is not None:
+            raise StopAsyncIteration
+        while True:
+            event = self._news()
+            if event is not None:
+                return event
+            if self._claim.mailbox.settled:
+                return Completed(self.request_id, await self.result())
+            await self._wait()
+
+    async def result(self) -> DiffusionResult:
+        """Wait for the result, whatever events may come before it.
+
+        Raises:
+          ExecutionError: the pipeline raised.
+          RequestAborted: somebody called `DiffusionEngine.abort`.
+          DeadlineExceededError: the request's deadline passed.
+          WorkerDiedError: the worker has gone.
+          EngineDeadError, EngineClosedError: the engine has.
+        """
+        mailbox = self._claim.mailbox
+        if self._result is None:
+            while not mailbox.settled:
+                await self._wait()
+            if mailbox.error is None:
+                self._result = await self._finish()
+        if mailbox.error is not None:
+            raise mailbox.error
+        assert self._result is not None
+        return self._result
+
+    def _news(self) -> Event | None:
+        mailbox = self._claim.mailbox
+        if self._position is not None:
+            position, self._position = self._position, None
+            return Queued(self.request_id, position)
+        if mailbox.started_on is not None and not self._told_start:
+            self._told_start = True
+            return Started(self.request_id, mailbox.started_on)
+        if mailbox.progress != self._told_progress and mailbox.progress is not None:
+            self._told_progress = mailbox.progress
+            return Progress(self.request_id, *mailbox.progress)
+        return None
+
+    async def _wait(self) -> None:
+        if not await self._claim.mailbox.wait(self._claim.deadline):
+            self._expire()
+
+    def _expire(self) -> None:
+        limit = self._claim.prepared.request.sampling.deadline
+        self._claim.mailbox.fail(
+            DeadlineExceededError(f"request {self.request_id!r} did not finish within {limit:g} s")
+        )
+
+    async def _finish(self) -> DiffusionResult | None:
+        claim = self._claim
+        began = time.monotonic_ns()
+        tensors = claim.output.tensors()
+        claim.output.drop()
+        outputs = await self._host_stage(claim, tensors)
+        if trio.current_time() > claim.deadline:
+            self._expire()
+        timings = _timings(claim, began)
+        return DiffusionResult(self.request_id, outputs, claim.prepared.seeds[0], timings)
+
+
+def _timings(claim: Claim, postprocess_began: int) -> RequestTimings:
+    now = time.monotonic_ns()
+    total = trio.current_time() - claim.submitted
+    device = claim.timings
+    assert device is not None, "a worker sends its timings with each output"
+    return RequestTimings(
+        queued=max(0.0, total - (now - device.forward_start) / 1e9),
+        forward=(device.forward_end - device.forward_start) / 1e9,
+        output=(claim.arrived_ns - device.forward_end) / 1e9,
+        postprocess=(now - postprocess_began) / 1e9,
+        total=total,
+        device=device,
+    )

@@ -1,0 +1,137 @@
+"""Dataclasses whose every field says what it accepts: the mechanism under `EngineConfig` and `SamplingParams`.
+
+A field is declared with `option(default, check, doc)`. A check takes a value and returns it, perhaps converted, or
+raises ``ValueError(valid values)``; the field's name is added here, so that a message always names the field and what
+it accepts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
+Check = Callable[[Any], Any]
+
+
+def option(default: Any, check: Check, doc: str) -> Any:
+    """Declare a field of a `Strict` class."""
+    metadata = {"check": check, "doc": doc}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return a hint about the valid names, the nearest one first."""
+    valid = sorted(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"valid names: {', '.join(valid)}"
+
+
+class _StrictMeta(type):
+    """Refuses unknown keyword arguments by naming the nearest known one; `TypeError` would only name the culprit."""
+
+    def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in kwargs:
+            if name not in fields:
+                raise cls.error(f"unknown {cls.noun} {name!r}: {nearest(name, fields)}")  # type: ignore[attr-defined]
+        return super().__call__(*args, **kwargs)  # type: ignore[misc, no-any-return]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strict(metaclass=_StrictMeta):
+    """Base class: checks every `option` field when an instance is made."""
+
+    error: ClassVar[type[ValueError]] = ValueError
+    noun: ClassVar[str] = "field"
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check = field.metadata.get("check")
+            if check is None:
+                continue
+            value = getattr(self, field.name)
+            try:
+                object.__setattr__(self, field.name, check(value))
+            except ValueError as wrong:
+                raise self.error(f"{field.name} must be {wrong}, not {value!r}") from None
+
+
+def whole(low: int, high: int | None = None, *, optional: bool = False) -> Check:
+    """Accept an int from `low` to `high`, both included."""
+    valid = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+
+    def check(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        if type(value) is not int or value < low or (high is not None and value > high):
+            raise ValueError(valid + (" or None" if optional else ""))
+        return value
+
+    return check
+
+
+def number(low: float, high: float = math.inf, *, optional: bool = False) -> Check:
+    """Accept a finite int or float from `low` to `high`, both included."""
+    valid = f"a number of at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
+
+    def check(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        right = type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+        if not right:
+            raise ValueError(valid + (" or None" if optional else ""))
+        return float(value)
+
+    return check
+
+
+def choice(*values: str, optional: bool = False) -> Check:
+    """Accept one of the given strings."""
+
+    def check(value: Any) -> Any:
+        if (value is None and optional) or (isinstance(value, str) and value in values):
+            return value
+        raise ValueError("one of " + ", ".join(map(repr, values)) + (" or None" if optional else ""))
+
+    return check
+
+
+def text(limit: int, *, optional: bool = False, empty: bool = False) -> Check:
+    """Accept a string of at most `limit` characters."""
+
+    def check(value: Any) -> Any:
+        if value is None and optional:
+            return None
+        if not isinstance(value, str) or len(value) > limit or not (value or empty):
+            raise ValueError(f"a {'' if empty else 'non-empty '}string of at most {limit} characters")
+        return value
+
+    return check
+
+
+def flag() -> Check:
+    """Accept True or False."""
+
+    def check(value: Any) -> Any:
+        if type(value) is not bool:
+            raise ValueError("true or false")
+        return value
+
+    return check
+
+
+def table() -> Check:
+    """Accept a mapping with string keys; keeps a copy."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ValueError("a table with string keys")
+        return dict(value)
+
+    return check

@@ -1,0 +1,162 @@
+"""The envelopes that cross the rings: msgpack structs, tagged, unknown fields refused.
+
+Engine to worker (`Message`): one `Configure`, then any number of `InputPart`, `Execute` and `Rpc`, then `Stop`.
+Worker to engine: `AsyncDiffusionOutput`, routed by its `kind`.
+
+Each dispatched request is known on the wire by its `async_output_id`: a 64-bit number that is never used twice. It is
+the claim on the request's output and the ticket of its cancel flag.
+
+The worker answers every request of an `Execute` with exactly one COMPUTE_DONE. If that carries no error, exactly one
+OUTPUT_READY with `final` set follows or has already come; before it, pieces of large tensors arrive in OUTPUT_READY
+envelopes whose `final` is false.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from .payload_ring import Handle
+from .tensors import TensorDescriptor
+
+ERROR_TEXT_LIMIT = 16_384
+"""Characters of a remote traceback that travel; the end of a traceback says the most, so the end is kept."""
+
+
+class AsyncOutputKind(enum.Enum):
+    """What an envelope from a worker says."""
+
+    RPC_RESULT = "rpc_result"
+    """The answer to `Configure` or `Rpc`, an error included."""
+    COMPUTE_DONE = "compute_done"
+    """The forward has ended; the device is free for the next request."""
+    OUTPUT_READY = "output_ready"
+    """Output bytes are in the output payload ring."""
+    PROGRESS = "progress"
+    """A denoising step was taken. May be dropped."""
+    PREVIEW = "preview"
+    """An intermediate picture. May be dropped."""
+
+
+class Envelope(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+    """The strictness that all envelopes share."""
+
+
+class TensorPiece(Envelope):
+    """A contiguous run of bytes of one named tensor, lying in a payload ring."""
+
+    name: str
+    descriptor: TensorDescriptor
+    handle: Handle
+    at: int = 0
+    """Where the piece starts in the tensor, bytes."""
+
+
+class RemoteError(Envelope):
+    """What went wrong in a worker."""
+
+    type: str
+    """The exception's class name."""
+    text: str
+    """The traceback, its last `ERROR_TEXT_LIMIT` characters."""
+    aborted: bool = False
+    """The request ended because its cancel flag was seen, not because anything failed."""
+    fatal: bool = False
+    """The device context is poisoned: nothing more can run in this worker."""
+
+
+class Timings(Envelope):
+    """When a request's phases took place: nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    forward_start: int = 0
+    forward_end: int = 0
+    copy_start: int = 0
+    copy_end: int = 0
+
+
+class AsyncDiffusionOutput(Envelope):
+    """One message from a worker; `kind` says which fields are set."""
+
+    kind: AsyncOutputKind
+    rpc_id: int | None = None
+    async_output_id: int | None = None
+    result: Any = None
+    output: tuple[TensorPiece, ...] = ()
+    final: bool = True
+    error: RemoteError | None = None
+    step: int = 0
+    total: int | None = None
+    timings: Timings | None = None
+
+
+class Configure(Envelope, tag=True):
+    """The first message: what to load. Answered by an RPC_RESULT with `rpc_id` 0 that carries the capabilities."""
+
+    model: str
+    model_options: dict[str, Any]
+    device: str
+    dtype: str | None
+    worker_index: int
+    max_pending_outputs: int
+    merge: bool
+    device_stage: bool
+
+
+class InputPart(Envelope, tag=True):
+    """A piece of an input tensor, sent ahead of the `Execute` that uses it."""
+
+    async_output_id: int
+    piece: TensorPiece
+    """Its name is that of the pipeline's argument, or ``argument.index`` for an item of a list."""
+    form: Literal["torch", "numpy", "pil"] = "torch"
+    """What the pipeline is to receive."""
+
+
+class NewRequestData(Envelope):
+    """A request as a worker sees it."""
+
+    request_id: str
+    async_output_id: int
+    cancel_slot: int
+    call: dict[str, Any]
+    """Arguments for the pipeline that are plain data; tensors came ahead as `InputPart`."""
+    seeds: tuple[int, ...]
+    """One for each output of the request."""
+    output_type: str
+
+
+class Execute(Envelope, tag=True):
+    """Run one wave of requests to completion."""
+
+    requests: tuple[NewRequestData, ...]
+
+
+class Rpc(Envelope, tag=True):
+    """Call an exposed method of the worker; answered by an RPC_RESULT."""
+
+    rpc_id: int
+    method: str
+    args: list[Any] = []
+
+
+class Stop(Envelope, tag=True):
+    """Finish what is queued, then leave."""
+
+
+Message = Configure | InputPart | Execute | Rpc | Stop
+
+
+def _codec(type_: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    return msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(type_).decode
+
+
+encode_message: Callable[[Message], bytes]
+decode_message: Callable[[bytes], Message]
+encode_output: Callable[[AsyncDiffusionOutput], bytes]
+decode_output: Callable[[bytes], AsyncDiffusionOutput]
+
+encode_message, decode_message = _codec(Message)
+encode_output, decode_output = _codec(AsyncDiffusionOutput)

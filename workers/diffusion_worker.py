@@ -1,0 +1,162 @@
+"""`DiffusionWorker`: one device, one pipeline, and what turns messages into runs of it.
+
+It sets the device up, loads the pipeline, owns the runner and the output thread, and reports each request's two phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ..ipc_ext import Segment
+from ..ipc_ext.messages import (
+    ERROR_TEXT_LIMIT,
+    AsyncDiffusionOutput,
+    AsyncOutputKind,
+    Configure,
+    InputPart,
+    NewRequestData,
+    RemoteError,
+)
+from ..postprocess import get_postprocessor
+from . import faults
+from .async_output import AsyncOutputThread, PendingOutput, Send, Tensors
+from .inputs import InputStore
+from .model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
+from .models import load_pipeline
+from .platform import platform_for
+from .remote import ABORTED
+
+
+class DiffusionWorker:
+    """Loads what `configuration` names, and runs waves of requests on it.
+
+    Args:
+      configuration: from the engine.
+      segment: the worker's end of it.
+      send: how messages leave the worker, from any thread.
+    """
+
+    def __init__(self, configuration: Configure, segment: Segment, send: Send) -> None:
+        self._control = segment.control
+        self._send = send
+        self._platform = platform_for(configuration.device)
+        device = self._platform.device
+        pipeline = load_pipeline(
+            configuration.model, configuration.model_options, device=device, dtype=configuration.dtype
+        )
+        self._runner = DiffusionModelRunner(pipeline, self._platform, merge=configuration.merge)
+        self._capabilities = self._runner.capabilities()
+        self._inputs = InputStore(segment.inputs, device)
+        outputs = segment.outputs
+        self._platform.register_host_memory(outputs.address, outputs.capacity)
+        self._unregister = lambda: self._platform.unregister_host_memory(outputs.address)
+        self._output_thread = AsyncOutputThread(
+            outputs,
+            self._platform,
+            self._device_stage(configuration),
+            self._is_cancelled,
+            send,
+            configuration.max_pending_outputs,
+        )
+        self._exposed: dict[str, Callable[..., Any]] = {
+            "runner_statistics": self._runner.statistics,
+        }
+
+    def __enter__(self) -> DiffusionWorker:
+        self._output_thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._output_thread.close()
+        self._unregister()
+
+    def capabilities(self) -> dict[str, Any]:
+        """Tell what the pipeline takes, and where it runs."""
+        return {**self._capabilities, "device": self._platform.device}
+
+    def take_input(self, part: InputPart) -> None:
+        """Keep a piece of an array for a request that comes later."""
+        self._inputs.take(part)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call an exposed method.
+
+        Raises:
+          ValueError: there is none of this name.
+        """
+        if method not in self._exposed:
+            raise ValueError(f"no method {method!r}; there are {', '.join(self._exposed)}")
+        return self._exposed[method](*args)
+
+    def execute_model_batch(self, requests: Sequence[NewRequestData]) -> None:
+        """Run one wave to completion; phases are reported as they end."""
+        faults.point("executing")
+        wave = _Wave(self, requests)
+        self._runner.execute_model_batch([self._runnable(r) for r in requests], wave)
+
+    def _runnable(self, request: NewRequestData) -> RunnerRequest:
+        accepted = self._capabilities["arguments"]
+        kwargs = {**request.call, **self._inputs.claim(request.async_output_id)}
+        if "generator" in accepted:
+            generators = [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds]
+            kwargs["generator"] = generators if len(generators) > 1 else generators[0]
+        if "output_type" in accepted:
+            kwargs["output_type"] = "latent" if request.output_type == "latent" else "pt"
+        return RunnerRequest(request.request_id, kwargs, lambda: self._is_cancelled(request))
+
+    def _is_cancelled(self, request: NewRequestData) -> bool:
+        return self._control.is_cancelled(request.cancel_slot, request.async_output_id)
+
+    def _device_stage(self, configuration: Configure) -> Callable[[Tensors, str], Tensors]:
+        if not configuration.device_stage:
+            return lambda tensors, output_type: tensors
+        return get_postprocessor(self._capabilities["pipeline"]).device_stage
+
+
+class _Wave:
+    """Hears what becomes of a wave's requests, on the runner's thread, and reports it."""
+
+    def __init__(self, worker: DiffusionWorker, requests: Sequence[NewRequestData]) -> None:
+        self._worker = worker
+        self._requests = {request.request_id: request for request in requests}
+        self._start = worker._platform.mark()
+
+    def on_progress(self, request_id: str, step: int, total: int | None) -> None:
+        message = AsyncDiffusionOutput(
+            AsyncOutputKind.PROGRESS,
+            async_output_id=self._requests[request_id].async_output_id,
+            step=step,
+            total=total,
+        )
+        self._worker._send(message, droppable=True)
+
+    def on_done(self, output: RunnerOutput) -> None:
+        request = self._requests[output.request_id]
+        worker = self._worker
+        error = _error_of(output)
+        if error is None:
+            assert output.tensors is not None
+            end = worker._platform.mark()
+            faults.point("computed")
+            worker._output_thread.submit(PendingOutput(request, output.tensors, self._start, end))
+        worker._send(
+            AsyncDiffusionOutput(
+                AsyncOutputKind.COMPUTE_DONE, async_output_id=request.async_output_id, error=error
+            )
+        )
+        faults.point("compute_done")
+
+
+def _error_of(output: RunnerOutput) -> RemoteError | None:
+    if output.aborted:
+        return ABORTED
+    if output.error is None:
+        return None
+    text = output.error[-ERROR_TEXT_LIMIT:]
+    return RemoteError(output.error_type or "Exception", text, fatal=output.fatal)

@@ -1,0 +1,122 @@
+"""`WorkerProc`: a worker's end of the rings. It takes messages, hands them to the `DiffusionWorker`, and sends answers.
+
+It knows no model and no policy: what to run, and in which order, was decided before the messages were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..ipc_ext import RingShutDown, Segment, WorkerState
+from ..ipc_ext.messages import (
+    AsyncDiffusionOutput,
+    AsyncOutputKind,
+    Configure,
+    Execute,
+    InputPart,
+    Message,
+    Rpc,
+    Stop,
+    decode_message,
+    encode_output,
+)
+from . import faults
+from .diffusion_worker import DiffusionWorker
+from .remote import remote_error
+
+LOAD_FAILED = 1
+
+
+class WorkerProc:
+    """Serves one engine over one segment; runs in a worker process, or on a thread of the engine's."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+
+    @classmethod
+    def attach(cls, segment_fd: int, doorbell_fd: int) -> WorkerProc:
+        """Make one from descriptors, which it owns from then on."""
+        return cls(Segment.attach(segment_fd, doorbell_fd))
+
+    def run(self) -> int:
+        """Serve until `Stop` or until the segment is shut; return an exit status."""
+        try:
+            return self._serve()
+        except RingShutDown:
+            return 0
+        finally:
+            self._segment.close()
+
+    def _serve(self) -> int:
+        faults.point("attached")
+        messages = self._messages()
+        configuration = next(messages)
+        if not isinstance(configuration, Configure):
+            raise TypeError(f"the first message must be Configure, not {type(configuration).__name__}")
+        faults.point("configured")
+        self._segment.control.state = WorkerState.LOADING
+        try:
+            worker = DiffusionWorker(configuration, self._segment, self.send)
+        except Exception as error:  # the engine raises it as StartupError
+            self._answer(0, error=error)
+            return LOAD_FAILED
+        with worker:
+            faults.point("loaded")
+            self._segment.control.state = WorkerState.READY
+            self._answer(0, result=worker.capabilities())
+            faults.point("greeted")
+            for message in messages:
+                if isinstance(message, Stop):
+                    faults.point("stopping")
+                    break
+                self._handle(worker, message)
+            self._segment.control.state = WorkerState.STOPPING
+        return 0
+
+    def _messages(self) -> Iterator[Message]:
+        submissions = self._segment.submissions
+        while True:
+            for frame in submissions.drain(limit=1):
+                yield decode_message(frame)
+            submissions.wait()
+
+    def _handle(self, worker: DiffusionWorker, message: Message) -> None:
+        match message:
+            case Execute(requests=requests):
+                worker.execute_model_batch(requests)
+            case InputPart():
+                worker.take_input(message)
+            case Rpc(rpc_id=rpc_id, method=method, args=args):
+                try:
+                    result = worker.call(method, *args)
+                except Exception as error:  # the engine raises it as ExecutionError
+                    self._answer(rpc_id, error=error)
+                else:
+                    self._answer(rpc_id, result=result)
+            case _:
+                raise TypeError(f"{type(message).__name__} cannot come here")
+
+    def _answer(self, rpc_id: int, *, result: Any = None, error: Exception | None = None) -> None:
+        self.send(
+            AsyncDiffusionOutput(
+                AsyncOutputKind.RPC_RESULT,
+                rpc_id=rpc_id,
+                result=result,
+                error=None if error is None else remote_error(error),
+            )
+        )
+
+    def send(self, message: AsyncDiffusionOutput, *, droppable: bool = False) -> None:
+        """Send a message to the engine, from any thread.
+
+        Args:
+          message: what to send.
+          droppable: leave it out rather than wait, or take the last half of the ring from messages that matter.
+        """
+        results = self._segment.results
+        frame = encode_output(message)
+        if not droppable:
+            results.push_wait(frame)
+        elif 2 * results.free_bytes > results.capacity:
+            results.push(frame)
