@@ -1,1 +1,37 @@
-""""""
+"""The public API of sidestream: engines, requests, results, errors.
+
+    async with open_engine(model="shapes", executor="mp") as engine:
+        result = await engine.generate("a large red circle above a small blue square")
+
+Everything here is to be used from within a Trio run.
+"""
+
+from .config import EngineConfig as EngineConfig
+from .diffusion_engine import DiffusionEngine as DiffusionEngine
+from .errors import (
+    ConfigError as ConfigError,
+    DeadlineExceededError as DeadlineExceededError,
+    DuplicateRequestError as DuplicateRequestError,
+    EngineBusyError as EngineBusyError,
+    EngineClosedError as EngineClosedError,
+    EngineDeadError as EngineDeadError,
+    ExecutionError as ExecutionError,
+    RequestAborted as RequestAborted,
+    RequestError as RequestError,
+    SidestreamError as SidestreamError,
+    StartupError as StartupError,
+    WorkerDiedError as WorkerDiedError,
+)
+from .opening import generate as generate, open_engine as open_engine
+from .request import DiffusionRequest as DiffusionRequest, SamplingParams as SamplingParams
+from .result import (
+    Completed as Completed,
+    DiffusionResult as DiffusionResult,
+    Event as Event,
+    Progress as Progress,
+    Queued as Queued,
+    RequestTimings as RequestTimings,
+    Started as Started,
+)
+from .statistics import EngineStatistics as EngineStatistics, WorkerStatistics as WorkerStatistics
+from .stream import RequestStream as RequestStream

@@ -1,6 +1,8 @@
-"""What is checked and settled before a request is admitted: `prepare` turns it into the call that a worker will make.
+"""What is checked and settled before a request is admitted: `prepare` turns it into the call that a
+worker will make.
 
-The worker's capabilities say which arguments the pipeline takes, so a wrong request is refused here, before any work.
+The worker's capabilities say which arguments the pipeline takes, so a wrong request is refused
+here, before any work.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ..ipc_ext.messages import CALL_LIMIT
 from ..postprocess import check_output_options
 from .errors import RequestError
 from .executor.base import Capabilities, InputTensor
@@ -19,8 +22,6 @@ from .inputs import split_arguments
 from .request import SEED_LIMIT, DiffusionRequest
 from .strict import nearest
 
-CALL_LIMIT = 65_536
-"""Bytes that a request may take in an envelope; arrays do not count."""
 RESERVED = frozenset({"generator", "output_type", "return_dict", "callback_on_step_end", "callback",
                       "callback_steps", "callback_on_step_end_tensor_inputs"})  # fmt: skip
 """Arguments of pipelines that sidestream itself sets, or that cannot cross a process boundary."""
@@ -60,9 +61,13 @@ def prepare(
     plain, inputs = split_arguments(arguments)
     size = sum(tensor.descriptor.nbytes for tensor in inputs)
     if size > input_limit:
-        raise RequestError(f"extra_args hold arrays of {size} bytes; at most {input_limit} are accepted")
+        raise RequestError(
+            f"extra_args hold arrays of {size} bytes; at most {input_limit} are accepted"
+        )
     if len(msgspec.msgpack.encode(plain)) > CALL_LIMIT:
-        raise RequestError(f"the request takes more than {CALL_LIMIT} bytes; give large data as arrays")
+        raise RequestError(
+            f"the request takes more than {CALL_LIMIT} bytes; give large data as arrays"
+        )
     seed = random.randrange(2**32) if sampling.seed is None else sampling.seed
     if seed + sampling.num_outputs - 1 > SEED_LIMIT:
         raise RequestError(f"seed + num_outputs must not pass {SEED_LIMIT}")
@@ -85,11 +90,15 @@ def _arguments(request: DiffusionRequest, capabilities: Capabilities) -> dict[st
     }
     for name, value in sampling.extra_args.items():
         if name in RESERVED or name in given or name == count:
-            raise RequestError(f"extra_args must not hold {name!r}: it has a parameter of its own or is set here")
+            raise RequestError(
+                f"extra_args must not hold {name!r}: it has a parameter of its own or is set here"
+            )
         given[name] = value
     if sampling.num_outputs != 1:
         if count is None:
-            raise RequestError(f"num_outputs must be 1: {capabilities['pipeline']} makes one output a call")
+            raise RequestError(
+                f"num_outputs must be 1: {capabilities['pipeline']} makes one output a call"
+            )
         given[count] = sampling.num_outputs
     arguments = {name: value for name, value in given.items() if value is not None}
     for name in arguments:
@@ -103,7 +112,8 @@ def _arguments(request: DiffusionRequest, capabilities: Capabilities) -> dict[st
 
 
 def _key(plain: dict[str, Any], inputs: Sequence[InputTensor], output_type: str) -> Hashable:
-    """Say what must agree for requests to be worth a common wave: shapes and loop lengths, not contents."""
+    """Say what must agree for requests to be worth a common wave: shapes and loop lengths, not
+    contents."""
     loose = ("prompt", "negative_prompt", "guidance_scale")
     same = sorted((name, repr(value)) for name, value in plain.items() if name not in loose)
     present = tuple(name in plain for name in loose)

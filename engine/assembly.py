@@ -1,15 +1,16 @@
 """Putting a request's output together from the pieces that a worker sends.
 
-A tensor that came whole is not copied: its buffer is the lease on the ring memory. One that came in several pieces is
-gathered in memory of its own, and each piece is given back as soon as it is copied.
+A tensor that came whole is not copied: its buffer is the lease on the ring memory. One that came in
+several pieces is gathered in memory of its own, and each piece is given back as soon as it is
+copied.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ..ipc_ext import HostTensor
 from ..ipc_ext.messages import TensorPiece
+from ..ipc_ext.tensors import HostTensor
 from .claims import ProtocolError
 
 
@@ -50,7 +51,9 @@ class OutputAssembly:
         size = piece.handle.nbytes
         if piece.name in self._whole or piece.at + size > nbytes:
             source.release(piece)
-            raise ProtocolError(f"a piece of {size} bytes at {piece.at} does not fit {piece.name!r}")
+            raise ProtocolError(
+                f"a piece of {size} bytes at {piece.at} does not fit {piece.name!r}"
+            )
         lease = source.lease(piece)
         if size == nbytes:
             self._finish(piece, lease)
@@ -74,6 +77,11 @@ class OutputAssembly:
         if self._gathering:
             raise ProtocolError(f"output ended before {', '.join(self._gathering)} was complete")
         return self._whole
+
+    def move(self, old: dict[str, HostTensor], new: dict[str, HostTensor]) -> None:
+        """Put copies in the place of `old`, unless it was handed out or dropped meanwhile."""
+        if self._whole is old:
+            self._whole = new
 
     def drop(self) -> None:
         """Forget everything; the leases go with their last reference."""

@@ -1,12 +1,15 @@
 """Everything that can happen to a request, as one table: states x events -> (state, effects).
 
-Rule 1: whatever changes what a request is must be in `TABLE`. Rule 2: this file knows no Trio, no clock, no rings. The
-engine looks a transition up and carries its effects out; `docs/claims.md` is generated from the table.
+Rule 1: whatever changes what a request is must be in `TABLE`. Rule 2: this file knows no Trio, no
+clock, no rings. The engine looks a transition up and carries its effects out; `docs/claims.md` is
+generated from the table.
 
-A claim exists before its request is dispatched, so both orders of COMPUTE_DONE and OUTPUT_READY are the same case. Two
-parties hold a request: its caller, and the worker. LEAVE is the caller's one exit, whatever the reason (cancelled scope,
-deadline, abort, consumer gone); from then on the claim only waits for the worker to let go, takes what still arrives
-as bytes to free, and keeps the cancel flag's slot from being given to somebody else.
+A claim exists before its request is dispatched, so both orders of COMPUTE_DONE and OUTPUT_READY are
+the same case. Two
+parties hold a request: its caller, and the worker. LEAVE is the caller's one exit, whatever the
+reason (cancelled scope, deadline, abort, consumer gone); from then on the claim only waits for the
+worker to let go, takes what still arrives as bytes to free, and keeps the cancel flag's slot from
+being given to somebody else.
 """
 
 from __future__ import annotations
@@ -141,6 +144,8 @@ def mermaid() -> str:
                 arrows.setdefault(target, []).append(
                     event.name + (f" / {', '.join(e.name for e in effects)}" if effects else "")
                 )
-        lines += [f"    {state.name} --> {to.name}: {'<br>'.join(why)}" for to, why in arrows.items()]
+        lines += [
+            f"    {state.name} --> {to.name}: {'<br>'.join(why)}" for to, why in arrows.items()
+        ]
     lines.append("    CLOSED --> [*]")
     return "\n".join(lines)

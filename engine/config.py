@@ -17,7 +17,9 @@ MEBIBYTE = 1 << 20
 
 def _executor(value: Any) -> Any:
     """Accept the name of a built-in executor, an import path, or a class."""
-    if isinstance(value, type) or (isinstance(value, str) and (value in ("uni", "mp") or ":" in value)):
+    if isinstance(value, type) or (
+        isinstance(value, str) and (value in ("uni", "mp") or ":" in value)
+    ):
         return value
     raise ValueError("'uni', 'mp', an import path 'package.module:Class', or a class")
 
@@ -33,40 +35,92 @@ class EngineConfig(Strict):
     error: ClassVar[type[ValueError]] = ConfigError
     noun: ClassVar[str] = "setting"
 
-    model: str = option("shapes", text(4096), "a directory or hub id of a diffusers pipeline, 'package.module:factory',"
-                        " or a built-in: 'shapes', 'synthetic', 'random:FAMILY'")  # fmt: skip
+    model: str = option(
+        "shapes",
+        text(4096),
+        "a directory or hub id of a diffusers pipeline, 'package.module:factory', or a built-in:"
+        " 'shapes', 'synthetic', 'random:FAMILY'",
+    )
     model_options: dict[str, Any] = option({}, table(), "options for the model's loader")
-    executor: str | type = option("uni", _executor, "where workers run: 'uni' on a thread of this process, 'mp' in processes of their own")
-    num_workers: int = option(1, whole(1, 64), "data-parallel workers, each with the whole model ('uni': 1)")
-    device: str = option("auto", text(64), "'auto', 'cpu', 'cuda' (worker i takes device i), 'cuda:N'")
-    dtype: str | None = option(None, choice("float32", "float16", "bfloat16", "fp32", "fp16", "bf16", optional=True), "dtype of the weights; None: what the model brings")
+    executor: str | type = option(
+        "uni",
+        _executor,
+        "where workers run: 'uni' on a thread of this process, 'mp' in processes of their own",
+    )
+    num_workers: int = option(
+        1, whole(1, 64), "data-parallel workers, each with the whole model ('uni': 1)"
+    )
+    device: str = option(
+        "auto", text(64), "'auto', 'cpu', 'cuda' (worker i takes device i), 'cuda:N'"
+    )
+    dtype: str | None = option(
+        None,
+        choice("float32", "float16", "bfloat16", "fp32", "fp16", "bf16", optional=True),
+        "dtype of the weights; None: what the model brings",
+    )
     mode: str = option("request", choice("request"), "what is scheduled: whole requests")
     max_num_seqs: int = option(1, whole(1, 256), "most requests in a wave")
-    dispatch_depth: int = option(2, whole(1, 8), "waves that a worker holds: one runs, the others wait in its ring")
-    request_batch_max_wait_ms: float = option(0.0, number(0, 60_000), "how long a wave that is not full waits for company, ms")
-    max_queued_requests: int = option(256, whole(1), "requests that may wait; one more is refused with EngineBusyError")
-    max_pending_outputs: int = option(8, whole(1, 1024), "computed outputs of a worker that may be on their way")
-    look_ahead: int = option(64, whole(1), "how far behind the head of the queue company for a wave is looked for")
-    ageing_s: float = option(10.0, number(0.001), "waiting this long counts as much as one step of priority, s")
-    output_ring_bytes: int = option(256 * MEBIBYTE, whole(MEBIBYTE, 1 << 36), "shared memory for outputs, for each worker")
-    input_ring_bytes: int = option(32 * MEBIBYTE, whole(MEBIBYTE, 1 << 36), "shared memory for input arrays, for each worker")
-    max_input_bytes: int = option(256 * MEBIBYTE, whole(0), "bytes that the arrays of one request may have")
-    merge: bool = option(True, flag(), "let requests of a wave share component calls where a probe shows that it is right")
-    device_stage: bool = option(True, flag(), "turn pictures into uint8 on the device, before the copy")
-    postprocess_threads: int = option(min(4, os.cpu_count() or 1), whole(1, 256), "threads for PIL conversion and encoding")
+    dispatch_depth: int = option(
+        2, whole(1, 8), "waves that a worker holds: one runs, the others wait in its ring"
+    )
+    request_batch_max_wait_ms: float = option(
+        0.0, number(0, 60_000), "how long a wave that is not full waits for company, ms"
+    )
+    max_queued_requests: int = option(
+        256, whole(1), "requests that may wait; one more is refused with EngineBusyError"
+    )
+    max_pending_outputs: int = option(
+        8, whole(1, 1024), "computed outputs of a worker that may be on their way"
+    )
+    look_ahead: int = option(
+        64, whole(1), "how far behind the head of the queue company for a wave is looked for"
+    )
+    ageing_s: float = option(
+        10.0, number(0.001), "waiting this long counts as much as one step of priority, s"
+    )
+    output_ring_bytes: int = option(
+        256 * MEBIBYTE, whole(MEBIBYTE, 1 << 36), "shared memory for outputs, for each worker"
+    )
+    input_ring_bytes: int = option(
+        32 * MEBIBYTE, whole(MEBIBYTE, 1 << 36), "shared memory for input arrays, for each worker"
+    )
+    max_input_bytes: int = option(
+        256 * MEBIBYTE, whole(0), "bytes that the arrays of one request may have"
+    )
+    merge: bool = option(
+        True,
+        flag(),
+        "let requests of a wave share component calls where a probe shows that it is right",
+    )
+    device_stage: bool = option(
+        True, flag(), "turn pictures into uint8 on the device, before the copy"
+    )
+    postprocess_threads: int = option(
+        min(4, os.cpu_count() or 1), whole(1, 256), "threads for PIL conversion and encoding"
+    )
     warmup: bool = option(True, flag(), "run a small request at start-up")
-    on_worker_death: str = option("fail", choice("fail"), "what the death of a worker does: 'fail' ends the engine")
+    on_worker_death: str = option(
+        "fail", choice("fail"), "what the death of a worker does: 'fail' ends the engine"
+    )
     startup_timeout: float = option(600.0, number(0), "for loading and warm-up, s")
-    worker_stall_timeout: float | None = option(None, number(0.1, optional=True), "a worker whose heartbeat is older is killed, s")
-    shutdown_grace: float = option(5.0, number(0), "how long workers may take to stop before they are killed, s")
+    worker_stall_timeout: float | None = option(
+        None, number(0.1, optional=True), "a worker whose heartbeat is older is killed, s"
+    )
+    shutdown_grace: float = option(
+        5.0, number(0), "how long workers may take to stop before they are killed, s"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.executor == "uni" and self.num_workers != 1:
-            raise ConfigError(f"num_workers must be 1 with executor 'uni', not {self.num_workers}; use executor 'mp'")
+            raise ConfigError(
+                f"num_workers must be 1 with executor 'uni', not {self.num_workers}; use 'mp'"
+            )
 
     @classmethod
-    def load(cls, source: EngineConfig | Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> EngineConfig:
+    def load(
+        cls, source: EngineConfig | Mapping[str, Any] | str | os.PathLike[str], **overrides: Any
+    ) -> EngineConfig:
         """Make a config from a config, a mapping, or the path of a TOML file.
 
         Args:

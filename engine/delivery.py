@@ -17,7 +17,8 @@ from .signals import Signal
 class Mailbox:
     """What the caller of a request has been told; written by the engine, read by one task.
 
-    Progress is coalesced: only the latest is kept, so nothing grows while the caller is slow. The outcome is set once.
+    Progress is coalesced: only the latest is kept, so nothing grows while the caller is slow. The
+    outcome is set once.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,8 @@ class Mailbox:
             self._signal.set()
 
     def fail(self, error: BaseException) -> None:
-        """Tell the error; the first outcome stands, but an abort may still overtake a result not yet handed out."""
+        """Tell the error; the first outcome stands, but an abort may still overtake a result not
+        yet handed out."""
         if self.error is None:
             self.error = error
             self._signal.set()

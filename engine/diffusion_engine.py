@@ -1,4 +1,5 @@
-"""`DiffusionEngine`: admission, the engine loop and the pump, between callers, scheduler and executor."""
+"""`DiffusionEngine`: admission, the engine loop and the pump, between callers, scheduler and
+executor."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 import trio
 
-from ..ipc_ext import HostTensor
+from ..ipc_ext.tensors import HostTensor
 from ..postprocess import Postprocessor, get_postprocessor
 from .admission import prepare
 from .claims import ClaimState
@@ -34,7 +35,8 @@ from .stream import RequestStream
 
 _LEFT = (ClaimState.LEFT_RUNNING, ClaimState.LEFT_COMPUTED, ClaimState.LEFT_READY)
 INLINE_BYTES = 16_384
-"""Outputs up to this size that need no conversion are handed out on the event loop: a thread would cost more."""
+"""Outputs up to this size that need no conversion are handed out on the event loop: a thread would
+cost more."""
 
 
 class DiffusionEngine:
@@ -56,6 +58,7 @@ class DiffusionEngine:
             max_num_running_reqs=config.max_num_seqs * config.dispatch_depth * config.num_workers
         )
         self._changed = Signal()
+        self._crowded = Signal()
         self._idle = trio.Event()
         self._ledger = ClaimLedger(
             self._scheduler,
@@ -78,8 +81,9 @@ class DiffusionEngine:
     ) -> DiffusionResult:
         """Run one request and return its result.
 
-        Leaving this call for any reason, a cancelled scope included, ends the request: it gives its place, its output
-        bytes and its claim up, and the worker stops before its next component call.
+        Leaving this call for any reason, a cancelled scope included, ends the request: it gives its
+        place, its output bytes and its claim up, and the worker stops before its next component
+        call.
 
         Args:
           prompt: the text, or a complete request.
@@ -103,7 +107,8 @@ class DiffusionEngine:
     ) -> AsyncIterator[RequestStream]:
         """Run one request and tell its events: `Queued`, `Started`, `Progress`..., `Completed`.
 
-        Leaving the block ends the request, as in `generate`. Arguments and errors are those of `generate`.
+        Leaving the block ends the request, as in `generate`. Arguments and errors are those of
+        `generate`.
 
             async with engine.stream("a red circle") as events:
                 async for event in events:
@@ -121,7 +126,8 @@ class DiffusionEngine:
         self.check_health()
         if self._scheduler.num_waiting >= self.config.max_queued_requests:
             raise EngineBusyError(
-                f"{self._scheduler.num_waiting} requests are waiting (max_queued_requests); try again later"
+                f"{self._scheduler.num_waiting} requests are waiting (max_queued_requests);"
+                " try again later"
             )
         limit = self.config.max_input_bytes
         prepared = prepare(request, self._capabilities, input_limit=limit)
@@ -130,7 +136,8 @@ class DiffusionEngine:
     async def abort(self, request_id: str) -> bool:
         """End a request from elsewhere; its caller gets `RequestAborted` at once.
 
-        Returns when the worker has let go of it, at the latest when the component call in progress ends. Idempotent.
+        Returns when the worker has let go of it, at the latest when the component call in progress
+        ends. Idempotent.
 
         Returns:
           Whether the request was here.
@@ -166,7 +173,8 @@ class DiffusionEngine:
         self._executor.check_health()
 
     async def wait_dead(self) -> EngineDeadError:
-        """Wait until the engine has died, and return why; for programs that want to end, or to open another one."""
+        """Wait until the engine has died, and return why; for programs that want to end, or to open
+        another one."""
         await self._dead.wait()
         error = EngineDeadError(f"the engine is dead: {self._cause}")
         error.__cause__ = self._cause
@@ -200,7 +208,8 @@ class DiffusionEngine:
         )
 
     async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
-        """Call an exposed method of every worker, such as ``"runner_statistics"``, and return the answers in order."""
+        """Call an exposed method of every worker, such as ``"runner_statistics"``, and return the
+        answers in order."""
         self.check_health()
         return await self._executor.collective_rpc(method, *args)
 
@@ -213,6 +222,7 @@ class DiffusionEngine:
         self._postprocessor = get_postprocessor(self._capabilities["pipeline"])
         services.start_soon(self._serve, self._pump)
         services.start_soon(self._serve, self._schedule)
+        services.start_soon(self._serve, self._make_room)
         if self.config.warmup:
             await self._warm_up()
 
@@ -272,6 +282,8 @@ class DiffusionEngine:
         while True:
             for worker, message in await self._executor.receive():
                 self._ledger.receive(worker, message)
+                if message.output and self._executor.is_crowded(worker):
+                    self._crowded.set()
                 if message.error is not None and message.error.fatal:
                     raise ExecutionError(message.error.type, message.error.text)
 
@@ -291,8 +303,19 @@ class DiffusionEngine:
             wave = self._ledger.dispatch(worker, output.scheduled_request_ids)
             await self._executor.dispatch(worker, wave)
 
+    async def _make_room(self) -> None:
+        """Copy outputs that nobody comes for out of a crowded ring, so that they cannot stall it."""
+        while True:
+            await self._crowded.wait()
+            for claim in self._ledger.uncollected():
+                if self._executor.is_crowded(claim.worker):
+                    held = claim.output.tensors()
+                    copies = await trio.to_thread.run_sync(_copied, held, limiter=self._threads)
+                    claim.output.move(held, copies)
+
     def _least_loaded_worker(self) -> int | None:
-        """Return the worker with the fewest waves; None if each has its fill of waves or of outputs."""
+        """Return the worker with the fewest waves; None if each has its fill of waves or of
+        outputs."""
         config = self.config
         free = [
             (len(load.waves), worker)
@@ -313,16 +336,19 @@ class DiffusionEngine:
         assert self._postprocessor is not None
         sampling = claim.prepared.request.sampling
         stage = functools.partial(
-            self._postprocessor.host_stage, output_type=sampling.output_type, options=sampling.output_options
+            self._postprocessor.host_stage,
+            output_type=sampling.output_type,
+            options=sampling.output_options,
         )
         if self._executor.is_crowded(claim.worker):  # let no caller's shelf stall the device
-            tensors, kept = {}, tensors
-
-            def copying() -> list[Any]:
-                return stage({name: tensor.copy() for name, tensor in kept.items()})
-
-            return await trio.to_thread.run_sync(copying, limiter=self._threads)
-        if sampling.output_type == "raw" and sum(t.nbytes for t in tensors.values()) <= INLINE_BYTES:
+            tensors = await trio.to_thread.run_sync(_copied, tensors, limiter=self._threads)
+        if (
+            sampling.output_type == "raw"
+            and sum(t.nbytes for t in tensors.values()) <= INLINE_BYTES
+        ):
             return stage(tensors)
         return await trio.to_thread.run_sync(stage, tensors, limiter=self._threads)
 
+
+def _copied(tensors: dict[str, HostTensor]) -> dict[str, HostTensor]:
+    return {name: tensor.copy() for name, tensor in tensors.items()}

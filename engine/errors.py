@@ -8,11 +8,13 @@ class SidestreamError(Exception):
 
 
 class ConfigError(SidestreamError, ValueError):
-    """A configuration value is unknown or out of range; the message names the field and the valid values."""
+    """A configuration value is unknown or out of range; the message names the field and the valid
+    values."""
 
 
 class RequestError(SidestreamError, ValueError):
-    """A request cannot be run as it stands; raised before any work starts, naming the field and the valid values."""
+    """A request cannot be run as it stands; raised before any work starts, naming the field and the
+    valid values."""
 
 
 class DuplicateRequestError(RequestError):
@@ -20,7 +22,8 @@ class DuplicateRequestError(RequestError):
 
 
 class EngineBusyError(SidestreamError):
-    """The queue is full (`max_queued_requests`); nothing of the request was processed. Try again later."""
+    """The queue is full (`max_queued_requests`); nothing of the request was processed. Try again
+    later."""
 
 
 class EngineClosedError(SidestreamError):
@@ -35,7 +38,7 @@ class StartupError(SidestreamError):
     """The engine could not be started; the message carries the worker's own reason."""
 
 
-class RequestAborted(SidestreamError):  # noqa: N818 - the field's name for it
+class RequestAborted(SidestreamError):  # the field's name for it
     """Somebody called `DiffusionEngine.abort` for this request."""
 
 
@@ -79,5 +82,6 @@ class WorkerDiedError(SidestreamError):
             self.add_note(f"Its last lines:\n{stderr.rstrip()}")
 
     def again(self) -> WorkerDiedError:
-        """Make an equal error, since each waiter needs one of its own: a raised exception belongs to one task."""
+        """Make an equal error, since each waiter needs one of its own: a raised exception belongs
+        to one task."""
         return WorkerDiedError(self.worker, self.what, self.exit_status, self.stderr)

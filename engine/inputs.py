@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..ipc_ext import DTYPES, TensorDescriptor
+from ..ipc_ext.tensors import DTYPES, TensorDescriptor
 from .errors import RequestError
 from .executor.base import InputTensor
 
@@ -81,6 +81,6 @@ def _check_plain(name: str, value: Any) -> None:
             _check_plain(name, item)
     else:
         raise RequestError(
-            f"{name} holds a {type(value).__name__}; valid are numbers, strings, lists and tables of these,"
-            " numpy arrays, torch tensors, PIL images, and lists of arrays"
+            f"{name} holds a {type(value).__name__}; valid are numbers, strings, lists and tables"
+            " of these, numpy arrays, torch tensors, PIL images, and lists of arrays"
         )

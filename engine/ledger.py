@@ -1,7 +1,8 @@
-"""`ClaimLedger`: carries the transitions of `claims` out. Every change of a request passes through `apply`.
+"""`ClaimLedger`: carries the transitions of `claims` out. Every change of a request passes through
+`apply`.
 
-It binds the pure parts (table, scheduler) to the executor, and does its accounting: waves and outputs under way on each
-worker, cancel slots. It never waits.
+It binds the pure parts (table, scheduler) to the executor, and does its accounting: waves and
+outputs under way on each worker, cancel slots. It never waits.
 """
 
 from __future__ import annotations
@@ -96,8 +97,13 @@ class ClaimLedger:
         return iter(list(self._claims.values()))
 
     def find(self, request_id: str) -> Claim | None:
-        """Return the claim of a request that has not fully ended: its caller or its worker still holds it."""
+        """Return the claim of a request that has not fully ended: its caller or its worker still
+        holds it."""
         return self._by_request.get(request_id)
+
+    def uncollected(self) -> list[Claim]:
+        """Return the requests whose output is complete and whose caller has not come for it."""
+        return [claim for claim in self._by_request.values() if claim.mailbox.delivered]
 
     @property
     def is_idle(self) -> bool:
@@ -114,7 +120,9 @@ class ClaimLedger:
         """
         request = prepared.request
         if request.request_id in self._by_request:
-            raise DuplicateRequestError(f"request_id {request.request_id!r} is already in the engine")
+            raise DuplicateRequestError(
+                f"request_id {request.request_id!r} is already in the engine"
+            )
         claim = Claim(self._next_output_id, prepared, now)
         state = SchedulerRequestState(
             request.request_id, key=prepared.key, priority=request.priority
@@ -195,7 +203,9 @@ class ClaimLedger:
     def _tell(self, claim: Claim, message: AsyncDiffusionOutput, *_: object) -> None:
         claim.mailbox.tell(message.step, message.total)
 
-    def _keep(self, claim: Claim, message: AsyncDiffusionOutput, error: BaseException | None) -> None:
+    def _keep(
+        self, claim: Claim, message: AsyncDiffusionOutput, error: BaseException | None
+    ) -> None:
         claim.arrived_ns = time.monotonic_ns()
         if error is not None:
             claim.mailbox.fail(error)

@@ -24,9 +24,9 @@ async def open_engine(
 ) -> AsyncIterator[DiffusionEngine]:
     """Start an engine, and stop it when the block is left.
 
-    The engine's own tasks outlive the block's body: when the body is cancelled, running requests are still aborted in
-    order and workers stopped, then the cancellation goes on its way. Exceptions of the body leave as they are, never
-    wrapped in a group.
+    The engine's own tasks outlive the block's body: when the body is cancelled, running requests
+    are still aborted in order and workers stopped, then the cancellation goes on its way.
+    Exceptions of the body leave as they are, never wrapped in a group.
 
     Args:
       config: a config, a mapping, or the path of a TOML file; None for the defaults.
@@ -57,8 +57,8 @@ async def _run_services(
 ) -> None:
     """Hold the engine's tasks until the block is left, then close it.
 
-    A task of its own, shielded: neither a cancellation nor a second Ctrl-C, which lands in the main task, can break the
-    closing off. `DiffusionEngine.close` has its own deadline.
+    A task of its own, shielded: neither a cancellation nor a second Ctrl-C, which lands in the main
+    task, can break the closing off. `DiffusionEngine.close` has its own deadline.
     """
     async with trio.open_nursery() as services:
         services.cancel_scope.shield = True
@@ -83,7 +83,8 @@ async def _start(engine: DiffusionEngine, services: trio.Nursery) -> None:
 
 
 def _that_matters(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one exception of a group that a caller should see: an interrupt, else the first."""
+    """Return the one exception of a group that a caller should see: an interrupt, else the
+    first."""
     for error in group.exceptions:
         if not isinstance(error, (Exception, trio.Cancelled)):
             return error
@@ -97,7 +98,8 @@ async def generate(
 ) -> list[DiffusionResult]:
     """Open an engine, run all prompts, and return the results in order.
 
-        results = trio.run(sidestream.engine.generate, {"executor": "mp"}, ["a red circle", "a blue star"])
+        results = trio.run(sidestream.engine.generate, {"executor": "mp"}, ["a red circle", "a blue
+        star"])
 
     Args:
       config: as for `open_engine`.

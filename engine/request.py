@@ -27,15 +27,31 @@ class SamplingParams(Strict):
     noun: ClassVar[str] = "sampling parameter"
 
     width: int | None = option(None, whole(1, 16_384, optional=True), "width of the output, pixels")
-    height: int | None = option(None, whole(1, 16_384, optional=True), "height of the output, pixels")
-    num_inference_steps: int | None = option(None, whole(1, 10_000, optional=True), "denoising steps")
-    guidance_scale: float | None = option(None, number(0, 1000, optional=True), "classifier-free guidance")
-    seed: int | None = option(None, whole(0, SEED_LIMIT, optional=True), "seed of the first output, the next ones count up; None: drawn at random")
+    height: int | None = option(
+        None, whole(1, 16_384, optional=True), "height of the output, pixels"
+    )
+    num_inference_steps: int | None = option(
+        None, whole(1, 10_000, optional=True), "denoising steps"
+    )
+    guidance_scale: float | None = option(
+        None, number(0, 1000, optional=True), "classifier-free guidance"
+    )
+    seed: int | None = option(
+        None,
+        whole(0, SEED_LIMIT, optional=True),
+        "seed of the first output, the next ones count up; None: drawn at random",
+    )
     num_outputs: int = option(1, whole(1, 64), "outputs for this prompt")
     output_type: str = option("pil", choice(*OUTPUT_TYPES), "what `DiffusionResult.outputs` holds")
     output_options: dict[str, Any] = option({}, table(), "options of the encoder, such as quality")
-    deadline: float | None = option(None, number(0, optional=True), "seconds from submission until DeadlineExceededError")
-    extra_args: dict[str, Any] = option({}, table(), "further arguments of the pipeline: plain data, arrays, PIL images, or lists of these")
+    deadline: float | None = option(
+        None, number(0, optional=True), "seconds from submission until DeadlineExceededError"
+    )
+    extra_args: dict[str, Any] = option(
+        {},
+        table(),
+        "further arguments of the pipeline: plain data, arrays, PIL images, or lists of these",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +62,8 @@ class DiffusionRequest(Strict):
       prompt: the text; None for pipelines that take none.
       negative_prompt: what to keep away from.
       sampling: see `SamplingParams`.
-      request_id: the caller's name for the request, unique in the engine while it lives; one is made up when left out.
+      request_id: the caller's name for the request, unique in the engine while it lives; one is
+        made up when left out.
       priority: higher goes first. Waiting raises it, so nothing starves.
     """
 
@@ -58,7 +75,9 @@ class DiffusionRequest(Strict):
         kw_only=False,
         metadata={"check": text(PROMPT_LIMIT, optional=True, empty=True)},
     )
-    negative_prompt: str | None = option(None, text(PROMPT_LIMIT, optional=True, empty=True), "what to keep away from")
+    negative_prompt: str | None = option(
+        None, text(PROMPT_LIMIT, optional=True, empty=True), "what to keep away from"
+    )
     sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     request_id: str = dataclasses.field(
         default_factory=lambda: uuid.uuid4().hex, metadata={"check": text(256)}
@@ -74,7 +93,9 @@ class DiffusionRequest(Strict):
         """
         if isinstance(prompt, DiffusionRequest):
             if params:
-                raise RequestError(f"a DiffusionRequest is complete; {', '.join(params)} cannot be given beside it")
+                raise RequestError(
+                    f"a DiffusionRequest is complete; {', '.join(params)} cannot be given beside it"
+                )
             return prompt
         own = {field.name for field in dataclasses.fields(cls)}
         sampling_names = {field.name for field in dataclasses.fields(SamplingParams)}
@@ -86,7 +107,9 @@ class DiffusionRequest(Strict):
             elif name in sampling_names:
                 sampling[name] = value
             else:
-                raise RequestError(f"unknown parameter {name!r}: {nearest(name, own | sampling_names)}")
+                raise RequestError(
+                    f"unknown parameter {name!r}: {nearest(name, own | sampling_names)}"
+                )
         if sampling:
             if "sampling" in request:
                 raise RequestError(f"{', '.join(sampling)} cannot be given beside sampling")

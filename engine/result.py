@@ -32,7 +32,8 @@ class DiffusionResult:
 
     request_id: str
     outputs: list[Any]
-    """One entry for each output that was asked for; its type follows `SamplingParams.output_type`."""
+    """One entry for each output that was asked for; its type follows
+    `SamplingParams.output_type`."""
     seed: int
     """Seed of the first output; output `i` has ``seed + i``."""
     timings: RequestTimings

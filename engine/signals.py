@@ -8,7 +8,8 @@ import trio
 
 
 class Signal:
-    """An event that resets itself when a wait sees it, so that no `set` is ever missed and none is seen twice."""
+    """An event that resets itself when a wait sees it, so that no `set` is ever missed and none is
+    seen twice."""
 
     def __init__(self) -> None:
         self._event = trio.Event()

@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from ..ipc_ext import HostTensor
+from ..ipc_ext.tensors import HostTensor
 from .delivery import Claim
 from .errors import DeadlineExceededError
 from .result import Completed, DiffusionResult, Event, Progress, Queued, RequestTimings, Started

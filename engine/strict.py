@@ -1,8 +1,9 @@
-"""Dataclasses whose every field says what it accepts: the mechanism under `EngineConfig` and `SamplingParams`.
+"""Dataclasses whose every field says what it accepts: the mechanism under `EngineConfig` and
+`SamplingParams`.
 
-A field is declared with `option(default, check, doc)`. A check takes a value and returns it, perhaps converted, or
-raises ``ValueError(valid values)``; the field's name is added here, so that a message always names the field and what
-it accepts.
+A field is declared with `option(default, check, doc)`. A check takes a value and returns it,
+perhaps converted, or raises ``ValueError(valid values)``; the field's name is added here, so that a
+message always names the field and what it accepts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 class _StrictMeta(type):
-    """Refuses unknown keyword arguments by naming the nearest known one; `TypeError` would only name the culprit."""
+    """Refuses unknown keyword arguments by naming the nearest known one; `TypeError` would only
+    name the culprit."""
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
         fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -64,7 +66,11 @@ class Strict(metaclass=_StrictMeta):
 
 def whole(low: int, high: int | None = None, *, optional: bool = False) -> Check:
     """Accept an int from `low` to `high`, both included."""
-    valid = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    valid = (
+        f"a whole number of at least {low}"
+        if high is None
+        else f"a whole number from {low} to {high}"
+    )
 
     def check(value: Any) -> Any:
         if value is None and optional:
@@ -78,7 +84,11 @@ def whole(low: int, high: int | None = None, *, optional: bool = False) -> Check
 
 def number(low: float, high: float = math.inf, *, optional: bool = False) -> Check:
     """Accept a finite int or float from `low` to `high`, both included."""
-    valid = f"a number of at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
+    valid = (
+        f"a number of at least {low:g}"
+        if high == math.inf
+        else f"a number from {low:g} to {high:g}"
+    )
 
     def check(value: Any) -> Any:
         if value is None and optional:
@@ -97,7 +107,9 @@ def choice(*values: str, optional: bool = False) -> Check:
     def check(value: Any) -> Any:
         if (value is None and optional) or (isinstance(value, str) and value in values):
             return value
-        raise ValueError("one of " + ", ".join(map(repr, values)) + (" or None" if optional else ""))
+        raise ValueError(
+            "one of " + ", ".join(map(repr, values)) + (" or None" if optional else "")
+        )
 
     return check
 
@@ -109,7 +121,9 @@ def text(limit: int, *, optional: bool = False, empty: bool = False) -> Check:
         if value is None and optional:
             return None
         if not isinstance(value, str) or len(value) > limit or not (value or empty):
-            raise ValueError(f"a {'' if empty else 'non-empty '}string of at most {limit} characters")
+            raise ValueError(
+                f"a {'' if empty else 'non-empty '}string of at most {limit} characters"
+            )
         return value
 
     return check

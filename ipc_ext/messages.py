@@ -1,14 +1,15 @@
 """The envelopes that cross the rings: msgpack structs, tagged, unknown fields refused.
 
-Engine to worker (`Message`): one `Configure`, then any number of `InputPart`, `Execute` and `Rpc`, then `Stop`.
+Engine to worker (`Message`): one `Configure`, then any number of `InputPart`, `Execute` and `Rpc`,
+then `Stop`.
 Worker to engine: `AsyncDiffusionOutput`, routed by its `kind`.
 
-Each dispatched request is known on the wire by its `async_output_id`: a 64-bit number that is never used twice. It is
-the claim on the request's output and the ticket of its cancel flag.
+Each dispatched request is known on the wire by its `async_output_id`: a 64-bit number that is never
+used twice. It is the claim on the request's output and the ticket of its cancel flag.
 
-The worker answers every request of an `Execute` with exactly one COMPUTE_DONE. If that carries no error, exactly one
-OUTPUT_READY with `final` set follows or has already come; before it, pieces of large tensors arrive in OUTPUT_READY
-envelopes whose `final` is false.
+The worker answers every request of an `Execute` with exactly one COMPUTE_DONE. If that carries no
+error, exactly one OUTPUT_READY with `final` set follows or has already come; before it, pieces of
+large tensors arrive in OUTPUT_READY envelopes whose `final` is false.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ import msgspec
 from .payload_ring import Handle
 from .tensors import TensorDescriptor
 
+CALL_LIMIT = 65_536
+"""Bytes that a request's plain arguments may take; arrays travel apart."""
 ERROR_TEXT_LIMIT = 16_384
-"""Characters of a remote traceback that travel; the end of a traceback says the most, so the end is kept."""
+"""Characters of a remote traceback that travel; the end of a traceback says the most, so the end is
+kept."""
 
 
 class AsyncOutputKind(enum.Enum):
@@ -69,7 +73,8 @@ class RemoteError(Envelope):
 
 
 class Timings(Envelope):
-    """When a request's phases took place: nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share."""
+    """When a request's phases took place: nanoseconds of CLOCK_MONOTONIC, which all processes of a
+    machine share."""
 
     forward_start: int = 0
     forward_end: int = 0
@@ -93,7 +98,8 @@ class AsyncDiffusionOutput(Envelope):
 
 
 class Configure(Envelope, tag=True):
-    """The first message: what to load. Answered by an RPC_RESULT with `rpc_id` 0 that carries the capabilities."""
+    """The first message: what to load. Answered by an RPC_RESULT with `rpc_id` 0 that carries the
+    capabilities."""
 
     model: str
     model_options: dict[str, Any]

@@ -1,4 +1,5 @@
-"""``python -m sidestream.workers SEGMENT_FD DOORBELL_FD LIFELINE_FD``: a worker process, started by the engine."""
+"""``python -m sidestream.workers SEGMENT_FD DOORBELL_FD LIFELINE_FD``: a worker process, started by
+the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import socket
 import sys
 
 SWITCH_INTERVAL_S = 0.0005
-"""Ten times shorter than Python's: the output thread must not wait 5 ms for the interpreter lock."""
+"""Ten times shorter than Python's: the output thread must not wait 5 ms for the interpreter
+lock."""
 
 
 def main() -> int:

@@ -1,11 +1,13 @@
-"""The async output thread: takes a forward's tensors from the device to the output ring while the next forward runs.
+"""The async output thread: takes a forward's tensors from the device to the output ring while the
+next forward runs.
 
-The forward's thread hands over (tensors, device event) and goes on. Here the side stream waits for the event, runs the
-device stage, and copies into ring memory that the engine maps too; then OUTPUT_READY. The queue is bounded: when
-outputs pile up, because the ring is full, say, the forward's thread waits, and so in the end does admission.
+The forward's thread hands over (tensors, device event) and goes on. Here the side stream waits for
+the event, runs the device stage, and copies into ring memory that the engine maps too; then
+OUTPUT_READY. The queue is bounded: when outputs pile up, because the ring is full, say, the
+forward's thread waits, and so in the end does admission.
 
-An output of up to a quarter of the ring travels in place: the engine reads where the copy wrote. A larger one goes
-piece by piece, each given back by the engine as soon as it has copied it.
+An output of up to a quarter of the ring travels in place: the engine reads where the copy wrote. A
+larger one goes piece by piece, each given back by the engine as soon as it has copied it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..ipc_ext import Handle, PayloadRing, RingShutDown, TensorDescriptor
+from ..ipc_ext import Handle, PayloadRing, RingShutDown
 from ..ipc_ext.messages import (
     AsyncDiffusionOutput,
     AsyncOutputKind,
@@ -28,12 +30,14 @@ from ..ipc_ext.messages import (
     TensorPiece,
     Timings,
 )
+from ..ipc_ext.tensors import TensorDescriptor
 from . import faults
 from .platform import Platform
 from .remote import ABORTED, remote_error
 
 PIECE_BYTES = 4 << 20
-"""Of an output that is too large to travel in place; the engine copies so much in about a millisecond."""
+"""Of an output that is too large to travel in place; the engine copies so much in about a
+millisecond."""
 
 Tensors = dict[str, torch.Tensor]
 

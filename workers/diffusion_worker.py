@@ -1,6 +1,7 @@
 """`DiffusionWorker`: one device, one pipeline, and what turns messages into runs of it.
 
-It sets the device up, loads the pipeline, owns the runner and the output thread, and reports each request's two phases.
+It sets the device up, loads the pipeline, owns the runner and the output thread, and reports each
+request's two phases.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class DiffusionWorker:
         self._platform = platform_for(configuration.device)
         device = self._platform.device
         pipeline = load_pipeline(
-            configuration.model, configuration.model_options, device=device, dtype=configuration.dtype
+            configuration.model,
+            configuration.model_options,
+            device=device,
+            dtype=configuration.dtype,
         )
         self._runner = DiffusionModelRunner(pipeline, self._platform, merge=configuration.merge)
         self._capabilities = self._runner.capabilities()
@@ -71,7 +75,10 @@ class DiffusionWorker:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self._output_thread.close()
         self._unregister()

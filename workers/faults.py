@@ -1,4 +1,5 @@
-"""Fault points: with ``SIDESTREAM_FAULT=POINT[:N]`` in its environment, a worker kills itself at a step of the protocol.
+"""Fault points: with ``SIDESTREAM_FAULT=POINT[:N]`` in its environment, a worker kills itself at a
+step of the protocol.
 
 For tests of what the engine does then. Without the variable a point costs one comparison.
 """

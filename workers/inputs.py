@@ -1,4 +1,5 @@
-"""Arrays that requests bring: gathered from the input ring, handed out as what the pipeline is to receive."""
+"""Arrays that requests bring: gathered from the input ring, handed out as what the pipeline is to
+receive."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..ipc_ext import DTYPES, HostTensor, PayloadRing
+from ..ipc_ext import PayloadRing
 from ..ipc_ext.messages import InputPart
+from ..ipc_ext.tensors import DTYPES, HostTensor
 
 
 class InputStore:

@@ -1,8 +1,9 @@
-"""The watchdog thread of a worker process: it shows that the worker lives, and ends it when the engine does not.
+"""The watchdog thread of a worker process: it shows that the worker lives, and ends it when the
+engine does not.
 
-The lifeline is a socket whose other end only the engine holds. Its end of file means that the engine's process has gone,
-however it went. Nothing can be cleaned up for anybody then, so the process exits at once; its memory has no name, and
-the kernel takes it back.
+The lifeline is a socket whose other end only the engine holds. Its end of file means that the
+engine's process has gone, however it went. Nothing can be cleaned up for anybody then, so the
+process exits at once; its memory has no name, and the kernel takes it back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ ORPHANED = 70
 
 
 class Watchdog(threading.Thread):
-    """Beats every `BEAT_MS`; a thread of its own, so that long kernels and compilations do not look like a stall."""
+    """Beats every `BEAT_MS`; a thread of its own, so that long kernels and compilations do not look
+    like a stall."""
 
     def __init__(self, lifeline: socket.socket, control: ControlBlock) -> None:
         super().__init__(name="sidestream-watchdog", daemon=True)

@@ -1,6 +1,8 @@
-"""`WorkerProc`: a worker's end of the rings. It takes messages, hands them to the `DiffusionWorker`, and sends answers.
+"""`WorkerProc`: a worker's end of the rings. It takes messages, hands them to the
+`DiffusionWorker`, and sends answers.
 
-It knows no model and no policy: what to run, and in which order, was decided before the messages were sent.
+It knows no model and no policy: what to run, and in which order, was decided before the messages
+were sent.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ LOAD_FAILED = 1
 
 
 class WorkerProc:
-    """Serves one engine over one segment; runs in a worker process, or on a thread of the engine's."""
+    """Serves one engine over one segment; runs in a worker process, or on a thread of the
+    engine's."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -53,7 +56,9 @@ class WorkerProc:
         messages = self._messages()
         configuration = next(messages)
         if not isinstance(configuration, Configure):
-            raise TypeError(f"the first message must be Configure, not {type(configuration).__name__}")
+            raise TypeError(
+                f"the first message must be Configure, not {type(configuration).__name__}"
+            )
         faults.point("configured")
         self._segment.control.state = WorkerState.LOADING
         try:
@@ -112,7 +117,8 @@ class WorkerProc:
 
         Args:
           message: what to send.
-          droppable: leave it out rather than wait, or take the last half of the ring from messages that matter.
+          droppable: leave it out rather than wait, or take the last half of the ring from messages
+            that matter.
         """
         results = self._segment.results
         frame = encode_output(message)

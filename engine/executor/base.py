@@ -1,6 +1,7 @@
 """`DiffusionExecutor`: what the engine asks of a backend, whatever it is.
 
-An executor runs what the scheduler decided, on workers numbered from 0. It never admits, reorders or forwards requests,
+An executor runs what the scheduler decided, on workers numbered from 0. It never admits, reorders
+or forwards requests,
 and it knows nothing of claims: it carries messages both ways and tells when a worker has gone.
 """
 
@@ -12,8 +13,8 @@ from typing import Any, Protocol
 
 import trio
 
-from ...ipc_ext import TensorDescriptor
 from ...ipc_ext.messages import AsyncDiffusionOutput, NewRequestData, TensorPiece
+from ...ipc_ext.tensors import TensorDescriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ class DiffusionExecutor(Protocol):
         ...
 
     def lease(self, worker: int, piece: TensorPiece) -> Any:
-        """Return a read-only buffer of a piece of output; its last reference gives the piece back."""
+        """Return a read-only buffer of a piece of output; its last reference gives the piece
+        back."""
         ...
 
     def release(self, worker: int, piece: TensorPiece) -> None:
@@ -117,7 +119,8 @@ class DiffusionExecutor(Protocol):
         ...
 
     async def close(self, grace: float) -> None:
-        """Stop the workers, kill those that take longer than `grace` seconds, and give everything back. Idempotent."""
+        """Stop the workers, kill those that take longer than `grace` seconds, and give everything
+        back. Idempotent."""
         ...
 
 

@@ -1,7 +1,7 @@
 """`WorkerLink`: the engine's end of one worker's rings.
 
-Sending suspends while a ring is full and goes on when the worker has taken something; it ends with the worker's death.
-Receiving is for the executor, which reads all links in one task.
+Sending suspends while a ring is full and goes on when the worker has taken something; it ends with
+the worker's death. Receiving is for the executor, which reads all links in one task.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import trio
 
 from ...ipc_ext import Handle, PayloadRing, Segment, SegmentLayout
 from ...ipc_ext.messages import (
+    CALL_LIMIT,
     AsyncDiffusionOutput,
     Configure,
     Execute,
@@ -23,17 +24,18 @@ from ...ipc_ext.messages import (
     decode_output,
     encode_message,
 )
-from ..admission import CALL_LIMIT
 from ..config import EngineConfig
 from ..errors import WorkerDiedError
 from .base import DispatchedRequest, InputTensor, WorkerStatus
 
 _COPY_IN_THREAD = 1 << 20
-"""Bytes from which copying an input is worth a thread: the event loop copies a MiB in about 0.1 ms."""
+"""Bytes from which copying an input is worth a thread: the event loop copies a MiB in about 0.1
+ms."""
 
 
 def cancel_slots_for(config: EngineConfig) -> int:
-    """Return how many requests a worker can hold at a time: those of its waves, and those whose output is under way."""
+    """Return how many requests a worker can hold at a time: those of its waves, and those whose
+    output is under way."""
     in_waves = config.max_num_seqs * config.dispatch_depth
     return 2 * in_waves + config.max_pending_outputs
 
@@ -54,7 +56,12 @@ class WorkerLink:
 
     def __init__(self, index: int, config: EngineConfig, doorbell: int) -> None:
         self.index = index
-        self.segment = Segment.create(layout_for(config), doorbell=os.dup(doorbell))
+        bell = os.dup(doorbell)
+        try:
+            self.segment = Segment.create(layout_for(config), bell)
+        except BaseException:
+            os.close(bell)
+            raise
         self.configuration = Configure(
             model=config.model,
             model_options=config.model_options,
@@ -175,4 +182,3 @@ def device_of(index: int, config: EngineConfig) -> str:
 
 def _copy(target: memoryview, source: memoryview) -> None:
     target[:] = source
-

@@ -1,8 +1,9 @@
 """`MultiprocDiffusionExecutor`: each worker in a process of its own.
 
-A worker gets four file descriptors: its memfd, the doorbell, its end of a lifeline socket, and a pipe for what it
-prints. When the engine's process dies, however it dies, the lifeline ends and the worker exits. When a worker dies, the
-task that awaits its process (a pidfd) tells so; its process group is killed, so that nothing it started is left.
+A worker gets four file descriptors: its memfd, the doorbell, its end of a lifeline socket, and a
+pipe for what it prints. When the engine's process dies, however it dies, the lifeline ends and the
+worker exits. When a worker dies, the task that awaits its process (a pidfd) tells so; its process
+group is killed, so that nothing it started is left.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class _Worker:
         self.stalled = False
 
     def kill(self) -> None:
-        """Kill the process group; the worker leads it, since it was started in a session of its own."""
+        """Kill the process group; the worker leads it, since it was started in a session of its
+        own."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -98,7 +100,9 @@ class MultiprocDiffusionExecutor(RingExecutor):
         if worker.stalled:
             what = f"gave no heartbeat for {self.config.worker_stall_timeout:g} s and was killed"
         elif status < 0:
-            what = f"(pid {worker.process.pid}) was killed by {signal.strsignal(-status) or -status}"
+            what = (
+                f"(pid {worker.process.pid}) was killed by {signal.strsignal(-status) or -status}"
+            )
         else:
             what = f"(pid {worker.process.pid}) exited with status {status}"
         return WorkerDiedError(worker.link.index, what, status, "\n".join(worker.last_lines))

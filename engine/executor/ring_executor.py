@@ -1,6 +1,8 @@
-"""`RingExecutor`: what the executors over shared-memory rings have in common, that is, all but how a worker is run.
+"""`RingExecutor`: what the executors over shared-memory rings have in common, that is, all but how
+a worker is run.
 
-One doorbell, an eventfd, serves all workers' rings: `receive` drains every ring, arms them all, and sleeps on it.
+One doorbell, an eventfd, serves all workers' rings: `receive` drains every ring, arms them all, and
+sleeps on it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from typing import Any
 import trio
 
 from ...ipc_ext import doorbell
-from ...ipc_ext.messages import AsyncDiffusionOutput, AsyncOutputKind, NewRequestData, Rpc, TensorPiece
+from ...ipc_ext.messages import (
+    AsyncDiffusionOutput,
+    AsyncOutputKind,
+    NewRequestData,
+    Rpc,
+    TensorPiece,
+)
 from ..config import EngineConfig
 from ..errors import ExecutionError, StartupError, WorkerDiedError
 from .base import DispatchedRequest, WorkerStatus
@@ -107,13 +115,13 @@ class RingExecutor:
         while True:
             dead = [link.death for link in self.links if link.death is not None]
             received = [(link.index, message) for link in self.links for message in link.drain()]
-            received = [(worker, m) for worker, m in received if not self._is_answer(worker, m)]
             if received:
                 await trio.lowlevel.checkpoint()
-                return received
+                return [(worker, m) for worker, m in received if not self._is_answer(worker, m)]
             if dead:  # looked up before the drain, so nothing that it sent is lost
                 raise dead[0].again()
-            if all([link.segment.results.arm() for link in self.links]):
+            armed = [link.segment.results.arm() for link in self.links]
+            if all(armed):
                 await doorbell.wait(self.links[0].segment)
 
     def _is_answer(self, worker: int, message: AsyncDiffusionOutput) -> bool:

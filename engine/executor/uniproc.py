@@ -1,8 +1,9 @@
 """`UniProcDiffusionExecutor`: the worker on a thread of this process.
 
-It is the same worker over the same rings, so both phases of completion, backpressure and cancellation are the same; the
-memory is simply not shared with anybody. What is lost is isolation: its Python shares this process's interpreter
-lock, and a worker that hangs cannot be killed.
+It is the same worker over the same rings, so both phases of completion, backpressure and
+cancellation are the same; the
+memory is simply not shared with anybody. What is lost is isolation: its Python shares this
+process's interpreter lock, and a worker that hangs cannot be killed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .link import WorkerLink
 from .ring_executor import RingExecutor
 
 SWITCH_INTERVAL_S = 0.0005
-"""The worker's Python hands the interpreter lock over ten times sooner than by default, else messages wait for 5 ms."""
+"""The worker's Python hands the interpreter lock over ten times sooner than by default, else
+messages wait for 5 ms."""
 
 logger = logging.getLogger("sidestream.worker")
 
@@ -63,10 +65,14 @@ class UniProcDiffusionExecutor(RingExecutor):
         with trio.move_on_after(grace):
             await self._thread_ended.wait()
         if not self._thread_ended.is_set():
-            logger.warning("the worker thread has not stopped within %g s and is left behind", grace)
+            logger.warning(
+                "the worker thread has not stopped within %g s and is left behind", grace
+            )
 
 
 def _run_worker(segment_fd: int, doorbell_fd: int) -> None:
-    from ...workers.worker_proc import WorkerProc  # imports torch, which takes seconds: here, not on the event loop
+    from ...workers.worker_proc import (
+        WorkerProc,
+    )  # imports torch, which takes seconds: here, not on the event loop
 
     WorkerProc.attach(segment_fd, doorbell_fd).run()

@@ -1,7 +1,7 @@
 """`BaseScheduler`: request states, the waiting and running sets, capacity, terminal transitions.
 
-A scheduler is plain data: no I/O, no clock (time is an argument, in seconds), no tasks. The engine owns one and is its
-only caller. Subclasses decide, in `_pick`, which waiting requests go next.
+A scheduler is plain data: no I/O, no clock (time is an argument, in seconds), no tasks. The engine
+owns one and is its only caller. Subclasses decide, in `_pick`, which waiting requests go next.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class BaseScheduler(abc.ABC):
         self._requests[state.request_id] = self._waiting[state.request_id] = state
 
     def schedule(self, now: float) -> DiffusionSchedulerOutput | None:
-        """Choose the next wave and set its requests RUNNING; None if nothing is to be dispatched now."""
+        """Choose the next wave and set its requests RUNNING; None if nothing is to be dispatched
+        now."""
         room = self.max_num_running_reqs - len(self._running)
         wave = self._pick(now, room) if room > 0 and self._waiting else []
         if not wave:
@@ -87,11 +88,13 @@ class BaseScheduler(abc.ABC):
         return DiffusionSchedulerOutput(tuple(state.request_id for state in wave), finished)
 
     def next_decision(self, now: float) -> float | None:
-        """Return when `schedule` may choose something that it does not choose now, None if only an event changes that."""
+        """Return when `schedule` may choose something that it does not choose now, None if only an
+        event changes that."""
         return None
 
     def update_from_output(self, outputs: Iterable[RunnerOutput]) -> list[str]:
-        """Apply what became of running requests; return those that ended by it. Unknown ids are late news: ignored."""
+        """Apply what became of running requests; return those that ended by it. Unknown ids are
+        late news: ignored."""
         ended = []
         for output in outputs:
             if output.request_id in self._running:
@@ -112,7 +115,8 @@ class BaseScheduler(abc.ABC):
         return True
 
     def preempt_request(self, request_id: str) -> bool:
-        """Take a running request's place away; it waits again, where it was in the order. False if it does not run."""
+        """Take a running request's place away; it waits again, where it was in the order. False if
+        it does not run."""
         state = self._running.pop(request_id, None)
         if state is None:
             return False
@@ -128,7 +132,9 @@ class BaseScheduler(abc.ABC):
 
     def _move(self, state: SchedulerRequestState, to: DiffusionRequestStatus) -> None:
         if to not in TRANSITIONS[state.status]:
-            raise ValueError(f"request {state.request_id!r} cannot go from {state.status.name} to {to.name}")
+            raise ValueError(
+                f"request {state.request_id!r} cannot go from {state.status.name} to {to.name}"
+            )
         state.status = to
 
 

@@ -1,9 +1,11 @@
 """`RequestScheduler`: whole requests, in waves of compatible ones.
 
-The order is by priority, raised by waiting (`ageing_s` seconds count as one step), then by arrival. The head of that
-order gathers company: requests of an equal key among the `look_ahead` next ones. A wave that is not full may wait for
-more (`max_wait_s` from the arrival of its oldest request); meanwhile a later group that is ready goes first, so a head
-without company never blocks the queue, and since its own window ends, it never starves.
+The order is by priority, raised by waiting (`ageing_s` seconds count as one step), then by arrival.
+The head of that
+order gathers company: requests of an equal key among the `look_ahead` next ones. A wave that is not
+full may wait for more (`max_wait_s` from the arrival of its oldest request); meanwhile a later
+group that is ready goes first, so a head without company never blocks the queue, and since its own
+window ends, it never starves.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class RequestScheduler(BaseScheduler):
     def _groups(self, now: float) -> list[list[SchedulerRequestState]]:
         """Group the first `look_ahead` requests by key, in order."""
         first = heapq.nsmallest(
-            max(self._look_ahead, 1), self._waiting.values(), key=lambda state: self._rank(state, now)
+            max(self._look_ahead, 1),
+            self._waiting.values(),
+            key=lambda state: self._rank(state, now),
         )
         groups: dict[Hashable, list[SchedulerRequestState]] = {}
         for state in first:

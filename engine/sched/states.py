@@ -1,7 +1,7 @@
 """What the scheduler keeps for a request, and the states it goes through.
 
-`TRANSITIONS` is the whole life cycle: WAITING -> RUNNING -> one of three ends, with PREEMPTED for a running request
-that gave its place up for a while.
+`TRANSITIONS` is the whole life cycle: WAITING -> RUNNING -> one of three ends, with PREEMPTED for a
+running request that gave its place up for a while.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class DiffusionRequestStatus(enum.Enum):
 _S = DiffusionRequestStatus
 TRANSITIONS: dict[DiffusionRequestStatus, frozenset[DiffusionRequestStatus]] = {
     _S.WAITING: frozenset({_S.RUNNING, _S.FINISHED_ABORTED, _S.FINISHED_ERROR}),
-    _S.RUNNING: frozenset({_S.PREEMPTED, _S.FINISHED_COMPLETED, _S.FINISHED_ABORTED, _S.FINISHED_ERROR}),
+    _S.RUNNING: frozenset(
+        {_S.PREEMPTED, _S.FINISHED_COMPLETED, _S.FINISHED_ABORTED, _S.FINISHED_ERROR}
+    ),
     _S.PREEMPTED: frozenset({_S.RUNNING, _S.FINISHED_ABORTED, _S.FINISHED_ERROR}),
     _S.FINISHED_COMPLETED: frozenset(),
     _S.FINISHED_ABORTED: frozenset(),

@@ -1,0 +1,210 @@
+"""How long does the device idle between forwards, and how soon is an output in the engine's hands?
+
+Runs the `synthetic` model, whose forward takes a given time and returns a tensor of a given shape,
+under a fixed number of concurrent callers, and prints one JSON object. Every output is checked,
+byte by byte.
+
+    python benchmarks/bubble.py --executor mp --forward-ms 20 --shape 1,3,1024,1024 --dtype bf16
+    --concurrency 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import trio
+
+from sidestream.engine import DiffusionEngine, DiffusionResult, EngineConfig, open_engine
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Observation:
+    """What one request showed, nanoseconds of CLOCK_MONOTONIC."""
+
+    submitted: int
+    finished: int
+    forward: tuple[int, int]
+    to_engine: float
+    bad: bool
+
+
+@dataclass
+class Run:
+    """A whole measurement."""
+
+    observations: list[Observation] = field(default_factory=list)
+    wall_s: float = 0.0
+    cores: dict[str, float] = field(default_factory=dict)
+    peak_rss_mb: dict[str, float] = field(default_factory=dict)
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """Return the CPU time that a process has used."""
+    if pid is None:
+        return 0.0
+    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()  # noqa: SIM115
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+
+def peak_rss_mb(pid: int) -> float:
+    """Return the most memory that a process has had resident, shared pages included."""
+    for line in open(f"/proc/{pid}/status"):  # noqa: SIM115
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def is_wrong(result: DiffusionResult, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Compare every element with the value that the model derives from the seed."""
+    tensor = result.output
+    if tensor.shape != shape or tensor.dtype != dtype:
+        return True
+    value = result.seed % 251
+    raw = np.frombuffer(tensor.buffer, dtype=np.uint8)
+    if dtype == "bfloat16":
+        expected = np.float32(value).view(np.uint32) >> 16
+        return not bool((raw.view(np.uint16) == expected).all())
+    return not bool((raw.view(np.dtype(dtype)) == value).all())
+
+
+async def measure(engine: DiffusionEngine, arguments: argparse.Namespace, dtype: str) -> Run:
+    """Keep `concurrency` callers busy until `requests` are done."""
+    run = Run()
+    seeds = iter(range(1, arguments.requests + 1))
+    worker_pid = engine.statistics().workers[0].pid
+    check = not arguments.no_check
+
+    async def caller() -> None:
+        for seed in seeds:
+            submitted = time.monotonic_ns()
+            result = await engine.generate("a", seed=seed, output_type="raw")
+            finished = time.monotonic_ns()
+            device = result.timings.device
+            bad = check and await inspect(result)
+            run.observations.append(
+                Observation(
+                    submitted,
+                    finished,
+                    (device.forward_start, device.forward_end),
+                    result.timings.output,
+                    bad,
+                )
+            )
+
+    async def inspect(result: DiffusionResult) -> bool:
+        if result.output.nbytes < 65536:
+            return is_wrong(result, dtype, arguments.shape)
+        return await trio.to_thread.run_sync(is_wrong, result, dtype, arguments.shape)
+
+    before = {"engine": cpu_seconds(os.getpid()), "worker": cpu_seconds(worker_pid)}
+    began = time.monotonic()
+    async with trio.open_nursery() as nursery:
+        for _ in range(arguments.concurrency):
+            nursery.start_soon(caller)
+    run.wall_s = time.monotonic() - began
+    after = {"engine": cpu_seconds(os.getpid()), "worker": cpu_seconds(worker_pid)}
+    run.cores = {who: (after[who] - before[who]) / run.wall_s for who in before}
+    run.peak_rss_mb["engine"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    run.peak_rss_mb["worker"] = 0.0 if worker_pid is None else peak_rss_mb(worker_pid)
+    return run
+
+
+def percentiles(values: list[float], *names: str) -> dict[str, float]:
+    """Return the named figures of a sample."""
+    sample = np.array(values or [0.0])
+    every = {
+        "mean": sample.mean(),
+        "p50": np.percentile(sample, 50),
+        "p99": np.percentile(sample, 99),
+        "max": sample.max(),
+    }
+    return {name: round(float(every[name]), 3) for name in names}
+
+
+def report(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Condense a run."""
+    forwards = sorted(o.forward for o in run.observations)
+    waves = sorted(set(forwards))  # requests of one wave share their forward
+    gaps = [(b[0] - a[1]) / 1e6 for a, b in itertools.pairwise(waves)]
+    lengths = [(end - start) / 1e6 for start, end in waves]
+    span = (waves[-1][1] - waves[0][0]) / 1e6
+    forward = float(np.mean(lengths))
+    per_wave = len(run.observations) / len(waves)
+    return {
+        "command": dict(vars(arguments)),
+        "requests_per_s": round(len(run.observations) / run.wall_s, 2),
+        "ideal_requests_per_s": round(1000 * per_wave / forward, 2) if forward > 0.001 else None,
+        "latency_ms": percentiles(
+            [(o.finished - o.submitted) / 1e6 for o in run.observations], "p50", "p99", "max"
+        ),
+        "forward_ms_measured": round(forward, 3),
+        "bubble_ms": percentiles(gaps, "mean", "p50", "p99", "max"),
+        "busy_frac": round(sum(lengths) / span, 4),
+        "forward_end_to_engine_ms": percentiles(
+            [o.to_engine * 1e3 for o in run.observations], "p50", "p99", "max"
+        ),
+        "cpu_cores_used": {who: round(cores, 3) for who, cores in run.cores.items()},
+        "peak_rss_mb": {who: round(mb, 1) for who, mb in run.peak_rss_mb.items()},
+        "bad_outputs": None if arguments.no_check else sum(o.bad for o in run.observations),
+    }
+
+
+LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "uint8": "uint8"}
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--executor", choices=["mp", "uni"], default="mp")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--forward-ms", type=float, default=20.0)
+    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument(
+        "--shape", type=lambda t: tuple(map(int, t.split(","))), default=(1, 3, 1024, 1024)
+    )
+    parser.add_argument("--dtype", choices=sorted(LONG_NAMES), default="bf16")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--host-sync", choices=["none", "end", "step"], default="none")
+    parser.add_argument("--depth", type=int, choices=[1, 2], default=2)
+    parser.add_argument("--device-stage", choices=["on", "off"], default="off")
+    parser.add_argument("--max-num-seqs", type=int, default=1)
+    parser.add_argument("--no-check", action="store_true", help="leave the outputs unread")
+    return parser.parse_args()
+
+
+async def main(arguments: argparse.Namespace) -> None:
+    """Measure once and print."""
+    config = EngineConfig(
+        model="synthetic",
+        model_options={
+            "forward_ms": arguments.forward_ms,
+            "steps": arguments.steps,
+            "shape": list(arguments.shape),
+            "dtype": arguments.dtype,
+            "host_sync": arguments.host_sync,
+        },
+        executor=arguments.executor,
+        device=arguments.device,
+        dispatch_depth=arguments.depth,
+        max_num_seqs=arguments.max_num_seqs,
+        device_stage=arguments.device_stage == "on",
+        output_ring_bytes=max(256 << 20, 8 * int(np.prod(arguments.shape)) * 4),
+    )
+    async with open_engine(config) as engine:
+        run = await measure(engine, arguments, LONG_NAMES[arguments.dtype])
+    print(json.dumps(report(run, arguments)))
+
+
+if __name__ == "__main__":
+    trio.run(main, parse())
