@@ -58,6 +58,9 @@ class Effect(enum.Enum):
     CLOSE = "remove the claim, free its cancel slot, answer who waits for the abort"
 
 
+LEFT = (ClaimState.LEFT_RUNNING, ClaimState.LEFT_COMPUTED, ClaimState.LEFT_READY)
+"""The states in which the caller has left and a worker still holds the request."""
+
 _S, _E, _F = ClaimState, ClaimEvent, Effect
 Transition = tuple[ClaimState, tuple[Effect, ...]]
 

@@ -11,10 +11,8 @@ from typing import Any
 
 import trio
 
-from ..ipc_ext.tensors import HostTensor
-from ..postprocess import Postprocessor, get_postprocessor
+from ..postprocess import get_postprocessor
 from .admission import prepare
-from .claims import ClaimState
 from .config import EngineConfig
 from .delivery import Claim
 from .errors import (
@@ -25,18 +23,14 @@ from .errors import (
     WorkerDiedError,
 )
 from .executor import DiffusionExecutor, cancel_slots_for
+from .host_stage import HostStage
 from .ledger import ClaimLedger
 from .request import DiffusionRequest
 from .result import DiffusionResult
 from .sched import RequestScheduler
 from .signals import Signal
-from .statistics import EngineStatistics, worker_statistics
+from .statistics import EngineStatistics, engine_statistics
 from .stream import RequestStream
-
-_LEFT = (ClaimState.LEFT_RUNNING, ClaimState.LEFT_COMPUTED, ClaimState.LEFT_READY)
-INLINE_BYTES = 16_384
-"""Outputs up to this size that need no conversion are handed out on the event loop: a thread would
-cost more."""
 
 
 class DiffusionEngine:
@@ -58,7 +52,6 @@ class DiffusionEngine:
             max_num_running_reqs=config.max_num_seqs * config.dispatch_depth * config.num_workers
         )
         self._changed = Signal()
-        self._crowded = Signal()
         self._idle = trio.Event()
         self._ledger = ClaimLedger(
             self._scheduler,
@@ -67,11 +60,11 @@ class DiffusionEngine:
             cancel_slots=cancel_slots_for(config),
             changed=self._on_change,
         )
-        self._threads = trio.CapacityLimiter(config.postprocess_threads)
+        self._host_stage = HostStage(executor, self._ledger, config.postprocess_threads)
         self._capabilities: Mapping[str, Any] = {}
-        self._postprocessor: Postprocessor | None = None
         self._cause: BaseException | None = None
         self._dead = trio.Event()
+        self._started = False
         self._closing = False
 
     # -- requests
@@ -118,7 +111,7 @@ class DiffusionEngine:
         claim = self._admit(DiffusionRequest.make(prompt, **params))
         try:
             position = self._scheduler.queue_position(claim.request_id) or 0
-            yield RequestStream(claim, position, self._host_stage)
+            yield RequestStream(claim, position, self._host_stage.run)
         finally:
             self._ledger.leave(claim)
 
@@ -182,30 +175,7 @@ class DiffusionEngine:
 
     def statistics(self) -> EngineStatistics:
         """Return what the engine and its workers hold now."""
-        ledger, loads = self._ledger, self._ledger.loads
-        running: list[list[str]] = [[] for _ in loads]
-        for claim in ledger:
-            if claim.worker >= 0:
-                running[claim.worker].append(claim.request_id)
-        workers = tuple(
-            worker_statistics(status, tuple(ids), len(load.waves), load.outputs)
-            for status, ids, load in zip(self._executor.workers(), running, loads, strict=True)
-        )
-        return EngineStatistics(
-            waiting=self._scheduler.num_waiting,
-            running=self._scheduler.num_running,
-            aborting=sum(claim.state in _LEFT for claim in ledger),
-            pending_outputs=sum(load.outputs for load in loads),
-            claims=len(ledger),
-            waves=sum(len(load.waves) for load in loads),
-            waves_dispatched=ledger.dispatched_waves,
-            cancel_slots_used=sum(load.cancel_slots - len(load.free_slots) for load in loads),
-            **ledger.ended,
-            ring_bytes=sum(worker.output_ring_bytes for worker in workers),
-            ring_bytes_used=sum(worker.output_ring_used for worker in workers),
-            ring_bytes_held=sum(worker.output_ring_held for worker in workers),
-            workers=workers,
-        )
+        return engine_statistics(self._scheduler, self._ledger, self._executor)
 
     async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
         """Call an exposed method of every worker, such as ``"runner_statistics"``, and return the
@@ -219,12 +189,13 @@ class DiffusionEngine:
         """Start the workers, the loops, and the warm-up."""
         all_capabilities = await self._executor.start(services)
         self._capabilities = all_capabilities[0]
-        self._postprocessor = get_postprocessor(self._capabilities["pipeline"])
+        self._host_stage.postprocessor = get_postprocessor(self._capabilities["pipeline"])
         services.start_soon(self._serve, self._pump)
         services.start_soon(self._serve, self._schedule)
-        services.start_soon(self._serve, self._make_room)
+        services.start_soon(self._serve, self._host_stage.make_room)
         if self.config.warmup:
             await self._warm_up()
+        self._started = True
 
     async def _warm_up(self) -> None:
         accepted = self._capabilities["arguments"]
@@ -240,7 +211,8 @@ class DiffusionEngine:
                 )
 
     async def close(self) -> None:
-        """End every request, then the workers. Idempotent."""
+        """End every request, then the workers; those that were never ready are killed at once.
+        Idempotent."""
         if self._closing:
             return
         self._closing = True
@@ -248,7 +220,7 @@ class DiffusionEngine:
             claim.mailbox.fail(EngineClosedError("the engine was closed"))
             if self._cause is None:
                 self._ledger.abort(claim)
-        await self._executor.close(self.config.shutdown_grace)
+        await self._executor.close(self.config.shutdown_grace if self._started else 0.0)
         for claim in self._ledger:
             self._ledger.lose(claim, EngineClosedError("the engine was closed"))
 
@@ -282,8 +254,8 @@ class DiffusionEngine:
         while True:
             for worker, message in await self._executor.receive():
                 self._ledger.receive(worker, message)
-                if message.output and self._executor.is_crowded(worker):
-                    self._crowded.set()
+                if message.output:
+                    self._host_stage.note_output(worker)
                 if message.error is not None and message.error.fatal:
                     raise ExecutionError(message.error.type, message.error.text)
 
@@ -303,16 +275,6 @@ class DiffusionEngine:
             wave = self._ledger.dispatch(worker, output.scheduled_request_ids)
             await self._executor.dispatch(worker, wave)
 
-    async def _make_room(self) -> None:
-        """Copy outputs that nobody comes for out of a crowded ring, so that they cannot stall it."""
-        while True:
-            await self._crowded.wait()
-            for claim in self._ledger.uncollected():
-                if self._executor.is_crowded(claim.worker):
-                    held = claim.output.tensors()
-                    copies = await trio.to_thread.run_sync(_copied, held, limiter=self._threads)
-                    claim.output.move(held, copies)
-
     def _least_loaded_worker(self) -> int | None:
         """Return the worker with the fewest waves; None if each has its fill of waves or of
         outputs."""
@@ -328,27 +290,3 @@ class DiffusionEngine:
         self._changed.set()
         if self._ledger.is_idle:
             self._idle.set()
-
-    # -- output
-
-    async def _host_stage(self, claim: Claim, tensors: dict[str, HostTensor]) -> list[Any]:
-        """Turn tensors into what the caller asked for, off the event loop."""
-        assert self._postprocessor is not None
-        sampling = claim.prepared.request.sampling
-        stage = functools.partial(
-            self._postprocessor.host_stage,
-            output_type=sampling.output_type,
-            options=sampling.output_options,
-        )
-        if self._executor.is_crowded(claim.worker):  # let no caller's shelf stall the device
-            tensors = await trio.to_thread.run_sync(_copied, tensors, limiter=self._threads)
-        if (
-            sampling.output_type == "raw"
-            and sum(t.nbytes for t in tensors.values()) <= INLINE_BYTES
-        ):
-            return stage(tensors)
-        return await trio.to_thread.run_sync(stage, tensors, limiter=self._threads)
-
-
-def _copied(tensors: dict[str, HostTensor]) -> dict[str, HostTensor]:
-    return {name: tensor.copy() for name, tensor in tensors.items()}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ..ipc_ext.messages import Form
 from ..ipc_ext.tensors import DTYPES, TensorDescriptor
 from .errors import RequestError
 from .executor.base import InputTensor
@@ -63,11 +64,11 @@ def _input(name: str, value: Any) -> InputTensor:
     return _describe(name, "torch", tensor.numpy(), dtype)
 
 
-def _describe(name: str, form: str, array: np.ndarray[Any, Any], dtype: str) -> InputTensor:
+def _describe(name: str, form: Form, array: np.ndarray[Any, Any], dtype: str) -> InputTensor:
     if dtype not in DTYPES:
         raise RequestError(f"{name} has dtype {dtype}; valid dtypes: {', '.join(DTYPES)}")
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return InputTensor(name, form, TensorDescriptor(dtype, array.shape), memoryview(data))
+    return InputTensor(name, form, TensorDescriptor(dtype, array.shape), data.data)
 
 
 def _check_plain(name: str, value: Any) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .executor.base import WorkerStatus
+from .claims import LEFT
+from .executor.base import DiffusionExecutor, WorkerStatus
+from .ledger import ClaimLedger, WorkerLoad
+from .sched import BaseScheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +65,48 @@ class EngineStatistics:
     workers: tuple[WorkerStatistics, ...]
 
 
-def worker_statistics(
-    status: WorkerStatus, running: tuple[str, ...], waves: int, pending_outputs: int
+def engine_statistics(
+    scheduler: BaseScheduler, ledger: ClaimLedger, executor: DiffusionExecutor
+) -> EngineStatistics:
+    """Gather what the parts of an engine know."""
+    loads = ledger.loads
+    running: list[list[str]] = [[] for _ in loads]
+    for claim in ledger:
+        if claim.worker >= 0:
+            running[claim.worker].append(claim.request_id)
+    workers = tuple(
+        _worker_statistics(status, load, running[status.index])
+        for status, load in zip(executor.workers(), loads, strict=True)
+    )
+    return EngineStatistics(
+        waiting=scheduler.num_waiting,
+        running=scheduler.num_running,
+        aborting=sum(claim.state in LEFT for claim in ledger),
+        pending_outputs=sum(load.outputs for load in loads),
+        claims=len(ledger),
+        waves=sum(len(load.waves) for load in loads),
+        waves_dispatched=ledger.dispatched_waves,
+        cancel_slots_used=sum(load.cancel_slots - len(load.free_slots) for load in loads),
+        **ledger.ended,
+        ring_bytes=sum(worker.output_ring_bytes for worker in workers),
+        ring_bytes_used=sum(worker.output_ring_used for worker in workers),
+        ring_bytes_held=sum(worker.output_ring_held for worker in workers),
+        workers=workers,
+    )
+
+
+def _worker_statistics(
+    status: WorkerStatus, load: WorkerLoad, running: list[str]
 ) -> WorkerStatistics:
-    """Join what the executor and the engine know of a worker."""
     return WorkerStatistics(
         index=status.index,
         pid=status.pid,
         device=status.device,
         state=status.state,
         heartbeat_age=status.heartbeat_age,
-        running=running,
-        waves=waves,
-        pending_outputs=pending_outputs,
+        running=tuple(running),
+        waves=len(load.waves),
+        pending_outputs=load.outputs,
         output_ring_bytes=status.output_ring_bytes,
         output_ring_used=status.output_ring_used,
         output_ring_held=status.output_ring_held,

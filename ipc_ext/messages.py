@@ -45,7 +45,7 @@ class AsyncOutputKind(enum.Enum):
     """An intermediate picture. May be dropped."""
 
 
-class Envelope(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+class Envelope(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The strictness that all envelopes share."""
 
 
@@ -111,13 +111,17 @@ class Configure(Envelope, tag=True):
     device_stage: bool
 
 
+Form = Literal["torch", "numpy", "pil"]
+"""What a pipeline can be handed as an array."""
+
+
 class InputPart(Envelope, tag=True):
     """A piece of an input tensor, sent ahead of the `Execute` that uses it."""
 
     async_output_id: int
     piece: TensorPiece
     """Its name is that of the pipeline's argument, or ``argument.index`` for an item of a list."""
-    form: Literal["torch", "numpy", "pil"] = "torch"
+    form: Form = "torch"
     """What the pipeline is to receive."""
 
 

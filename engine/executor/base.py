@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import trio
 
-from ...ipc_ext.messages import AsyncDiffusionOutput, NewRequestData, TensorPiece
+from ...ipc_ext.messages import AsyncDiffusionOutput, Form, NewRequestData, TensorPiece
 from ...ipc_ext.tensors import TensorDescriptor
 
 
@@ -23,8 +23,8 @@ class InputTensor:
 
     name: str
     """The pipeline's argument, or ``argument.index`` for an item of a list."""
-    form: str
-    """What the pipeline is to receive: "torch", "numpy" or "pil"."""
+    form: Form
+    """What the pipeline is to receive."""
     descriptor: TensorDescriptor
     data: memoryview
     """Its bytes, C order."""

@@ -1,0 +1,76 @@
+"""`HostStage`: from tensors in ring memory to what callers asked for, off the event loop.
+
+It also keeps the ring from being stalled by its readers. While more than half of a ring is free, an
+output is ring memory until its last reference goes. When less is free, results are copied out of
+it, and so are outputs that nobody has come for yet.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import trio
+
+from ..ipc_ext.tensors import HostTensor
+from ..postprocess import Postprocessor
+from .delivery import Claim
+from .executor import DiffusionExecutor
+from .ledger import ClaimLedger
+from .signals import Signal
+
+INLINE_BYTES = 16_384
+"""Raw outputs up to this size are handed out on the event loop: a thread would cost more."""
+
+
+class HostStage:
+    """Runs the postprocessor of the engine's pipeline.
+
+    Args:
+      executor: tells whether a ring is crowded.
+      ledger: where outputs wait for their callers.
+      threads: how many outputs are worked on at a time.
+    """
+
+    def __init__(self, executor: DiffusionExecutor, ledger: ClaimLedger, threads: int) -> None:
+        self.postprocessor = Postprocessor()
+        self._executor = executor
+        self._ledger = ledger
+        self._threads = trio.CapacityLimiter(threads)
+        self._crowded = Signal()
+
+    async def run(self, claim: Claim, tensors: dict[str, HostTensor]) -> list[Any]:
+        """Turn a request's tensors into its outputs."""
+        sampling = claim.prepared.request.sampling
+        if self._executor.is_crowded(claim.worker):
+            tensors = await self._copied(tensors)
+        stage = functools.partial(
+            self.postprocessor.host_stage,
+            tensors,
+            output_type=sampling.output_type,
+            options=sampling.output_options,
+        )
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if sampling.output_type == "raw" and size <= INLINE_BYTES:
+            return stage()
+        return await trio.to_thread.run_sync(stage, limiter=self._threads)
+
+    def note_output(self, worker: int) -> None:
+        """Let `make_room` look whether this worker's ring has become crowded."""
+        if self._executor.is_crowded(worker):
+            self._crowded.set()
+
+    async def make_room(self) -> None:
+        """Copy outputs that nobody comes for out of crowded rings, for ever."""
+        while True:
+            await self._crowded.wait()
+            for claim in self._ledger.uncollected():
+                if self._executor.is_crowded(claim.worker):
+                    held = claim.output.tensors()
+                    claim.output.move(held, await self._copied(held))
+
+    async def _copied(self, tensors: dict[str, HostTensor]) -> dict[str, HostTensor]:
+        def copy() -> dict[str, HostTensor]:
+            return {name: tensor.copy() for name, tensor in tensors.items()}
+
+        return await trio.to_thread.run_sync(copy, limiter=self._threads)
