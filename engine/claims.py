@@ -77,7 +77,7 @@ TABLE: dict[ClaimState, dict[ClaimEvent, Transition]] = {
         _E.COMPUTE_FAILED: (_S.CLOSED, (_F.FREE, _F.DROP, _F.FAIL, _F.CLOSE)),
         _E.OUTPUT_READY: (_S.READY, (_F.KEEP,)),
         _E.LEAVE: (_S.LEFT_RUNNING, (_F.FLAG, _F.UNSCHEDULE, _F.DROP)),
-        _E.LOST: (_S.CLOSED, (_F.UNSCHEDULE, _F.DROP, _F.FAIL, _F.CLOSE)),
+        _E.LOST: (_S.CLOSED, (_F.FREE, _F.DROP, _F.FAIL, _F.CLOSE)),
     },
     _S.COMPUTED: {
         _E.PROGRESS: (_S.COMPUTED, ()),
@@ -90,7 +90,7 @@ TABLE: dict[ClaimState, dict[ClaimEvent, Transition]] = {
         _E.PROGRESS: (_S.READY, ()),
         _E.COMPUTE_DONE: (_S.CLOSED, (_F.FREE, _F.DELIVER, _F.CLOSE)),
         _E.LEAVE: (_S.LEFT_READY, (_F.FLAG, _F.UNSCHEDULE, _F.DROP)),
-        _E.LOST: (_S.CLOSED, (_F.UNSCHEDULE, _F.DROP, _F.FAIL, _F.CLOSE)),
+        _E.LOST: (_S.CLOSED, (_F.FREE, _F.DROP, _F.FAIL, _F.CLOSE)),
     },
     _S.LEFT_RUNNING: {
         _E.PROGRESS: (_S.LEFT_RUNNING, ()),
@@ -99,7 +99,7 @@ TABLE: dict[ClaimState, dict[ClaimEvent, Transition]] = {
         _E.COMPUTE_FAILED: (_S.CLOSED, (_F.FREE, _F.CLOSE)),
         _E.OUTPUT_READY: (_S.LEFT_READY, (_F.DROP,)),
         _E.LEAVE: (_S.LEFT_RUNNING, ()),
-        _E.LOST: (_S.CLOSED, (_F.CLOSE,)),
+        _E.LOST: (_S.CLOSED, (_F.FREE, _F.CLOSE)),
     },
     _S.LEFT_COMPUTED: {
         _E.PROGRESS: (_S.LEFT_COMPUTED, ()),
@@ -112,7 +112,7 @@ TABLE: dict[ClaimState, dict[ClaimEvent, Transition]] = {
         _E.PROGRESS: (_S.LEFT_READY, ()),
         _E.COMPUTE_DONE: (_S.CLOSED, (_F.FREE, _F.CLOSE)),
         _E.LEAVE: (_S.LEFT_READY, ()),
-        _E.LOST: (_S.CLOSED, (_F.CLOSE,)),
+        _E.LOST: (_S.CLOSED, (_F.FREE, _F.CLOSE)),
     },
     _S.CLOSED: {
         _E.LEAVE: (_S.CLOSED, ()),

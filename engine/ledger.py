@@ -219,15 +219,13 @@ class ClaimLedger:
         for piece in message.output if message is not None else ():
             self._executor.release(claim.worker, piece)
 
-    def _free(self, claim: Claim, message: AsyncDiffusionOutput, *_: object) -> None:
+    def _free(self, claim: Claim, message: AsyncDiffusionOutput | None, error: object) -> None:
         waves = self.loads[claim.worker].waves
         waves[claim.wave].discard(claim.async_output_id)
         if not waves[claim.wave]:
             del waves[claim.wave]
-        error = message.error
-        outcome = RunnerOutput(
-            claim.request_id, error=error is not None, aborted=error is not None and error.aborted
-        )
+        aborted = message is not None and message.error is not None and message.error.aborted
+        outcome = RunnerOutput(claim.request_id, error=error is not None, aborted=aborted)
         self._scheduler.update_from_output([outcome])
         self._changed()
 

@@ -100,9 +100,7 @@ class MultiprocDiffusionExecutor(RingExecutor):
         if worker.stalled:
             what = f"gave no heartbeat for {self.config.worker_stall_timeout:g} s and was killed"
         elif status < 0:
-            what = (
-                f"(pid {worker.process.pid}) was killed by {signal.strsignal(-status) or -status}"
-            )
+            what = f"(pid {worker.process.pid}) was killed by {_signal_name(-status)}"
         else:
             what = f"(pid {worker.process.pid}) exited with status {status}"
         return WorkerDiedError(worker.link.index, what, status, "\n".join(worker.last_lines))
@@ -150,3 +148,10 @@ class MultiprocDiffusionExecutor(RingExecutor):
                 worker.kill()
         for worker in self._workers:
             await worker.gone.wait()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
