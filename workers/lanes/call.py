@@ -1,0 +1,138 @@
+"""A component call: what a lane waits for, and what an executor runs."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+
+
+class NotMergeable(Exception):
+    """Calls of different requests cannot share one call of the component; the text says why."""
+
+
+class CacheContext(NamedTuple):
+    """The arguments of the `cache_context` that a pipeline entered around a call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(slots=True)
+class ComponentCall:
+    """One call of a component's method.
+
+    Attributes:
+        module: The real component, shared by all requests.
+        path: Where the pipeline keeps it, such as `unet` or `prior_pipe.text_encoder`.
+        method: The method's name, `__call__` for the module itself.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        context: The cache context around the call, if the pipeline entered one.
+    """
+
+    module: nn.Module
+    path: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    context: CacheContext | None = None
+
+    @property
+    def target(self) -> Callable[..., Any]:
+        """What is to be called."""
+        if self.method == "__call__":
+            return self.module
+        return getattr(self.module, self.method)  # type: ignore[no-any-return]
+
+    @property
+    def at_denoiser(self) -> bool:
+        """Whether the component is one of those that run once or more in each denoising step."""
+        return _is_denoiser(self.path)
+
+    def named_arguments(self) -> dict[str, Any]:
+        """Give every argument its name, so that calls can be compared argument by argument.
+
+        Raises:
+            NotMergeable: An argument has no name, or the arguments do not fit the signature.
+        """
+        if not self.args:
+            return self.kwargs
+        function = self.module.forward if self.method == "__call__" else self.target
+        signature = _signature(getattr(function, "__func__", function))
+        try:
+            if hasattr(function, "__func__"):
+                bound = signature.bind(None, *self.args, **self.kwargs).arguments
+                bound.pop(next(iter(signature.parameters)))
+            else:
+                bound = signature.bind(*self.args, **self.kwargs).arguments
+        except TypeError as error:
+            raise NotMergeable(f"arguments do not fit the signature: {error}") from error
+        return _flat(bound, signature)
+
+    def with_arguments(self, arguments: dict[str, Any]) -> "ComponentCall":
+        """Return the same call with other (named) arguments."""
+        return ComponentCall(self.module, self.path, self.method, (), arguments, self.context)
+
+
+class Offer(NamedTuple):
+    """What a pending call brings to a merge.
+
+    Attributes:
+        signature: Calls with equal signatures may be merged.
+        arguments: The named arguments.
+        rows: The batch size.
+    """
+
+    signature: Any
+    arguments: dict[str, Any]
+    rows: int
+
+
+class Executor(Protocol):
+    """The one place where a component really runs.
+
+    It is called inside a lane, with that lane's thread state active. Whoever wants to run
+    components differently (graph replay, remote execution) puts another executor here.
+    """
+
+    def __call__(self, call: ComponentCall) -> Any:
+        """Run the call and return what the component returned."""
+
+
+def execute_eagerly(call: ComponentCall) -> Any:
+    """Run a call as the pipeline would have run it."""
+    if call.context is None:
+        return call.target(*call.args, **call.kwargs)
+    module: Any = call.module
+    with module.cache_context(*call.context.args, **call.context.kwargs):
+        return call.target(*call.args, **call.kwargs)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_denoiser(path: str) -> bool:
+    parent, _, name = path.rpartition(".")
+    base = name.rstrip("0123456789_")
+    if base == "decoder":  # of a cascade, not of an autoencoder
+        return not parent or parent.endswith("_pipe")
+    return base in ("transformer", "unet", "prior", "denoiser", "dit")
+
+
+@functools.lru_cache(maxsize=512)
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _flat(bound: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for name, value in bound.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(value)
+        elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            raise NotMergeable(f"argument {name} is positional only")
+        else:
+            arguments[name] = value
+    return arguments

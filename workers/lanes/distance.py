@@ -1,0 +1,95 @@
+"""How far apart two results are, and how to make an argument different."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def distance(a: Any, b: Any) -> float:
+    """Return the largest relative distance between the tensors of two values.
+
+    Floating-point tensors: the L2 norm of the difference over the L2 norm of `b`. Integers and
+    other
+    values: 0 if equal. Infinite if the structures, shapes or dtypes differ, or if NaN appears.
+
+    Args:
+        a: A tensor, number, or nested dicts, lists and tuples of them.
+        b: The value to compare with.
+    """
+    ours, theirs = list(_parts(a)), list(_parts(b))
+    if len(ours) != len(theirs):
+        return math.inf
+    return max(map(_distance, ours, theirs), default=0.0)
+
+
+def floor_for(value: Any) -> float:
+    """Return the relative distance that rounding alone may cause, for the dtypes of a value."""
+    kinds = {part.dtype for part in _parts(value) if isinstance(part, torch.Tensor)}
+    floating = [torch.finfo(kind).eps for kind in kinds if kind.is_floating_point]
+    return max([1e-5, *floating])
+
+
+def vary(value: Any) -> Any:
+    """Return something of the same kind that is materially different, and in the same range.
+
+    Args:
+        value: A tensor of any shape and dtype, or a number.
+    """
+    if not isinstance(value, torch.Tensor):
+        return type(value)(value / 2) if value else type(value)(1)
+    if value.ndim <= 1 and value.dtype != torch.bool:
+        return torch.where(value == 0, torch.ones_like(value), _half(value))
+    rolled = value.roll(1, -1) if value.ndim else value
+    return rolled if not torch.equal(rolled, value) else _nudged(value)
+
+
+def _half(value: torch.Tensor) -> torch.Tensor:
+    return value / 2 if value.is_floating_point() else value // 2
+
+
+def _nudged(value: torch.Tensor) -> torch.Tensor:
+    """Change the last element of each row: 1 becomes 0 (masks), 0 becomes -1 (biases)."""
+    nudged = value.clone()
+    last = nudged[..., -1:] if nudged.ndim else nudged
+    if value.dtype == torch.bool:
+        last.logical_not_()
+    elif value.is_floating_point() or bool((last > 0).all()):
+        last.sub_(1)
+    else:
+        last.add_(1)
+    return nudged
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from _parts(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _parts(part)
+    else:
+        yield value
+
+
+def _distance(a: Any, b: Any) -> float:
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return _number_distance(a, b)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return math.inf
+    if not (b.is_floating_point() or b.is_complex()):
+        return 0.0 if torch.equal(a, b) else math.inf
+    wide = torch.complex64 if b.is_complex() else torch.float32
+    x, y = a.to(wide), b.to(wide)
+    difference = float(torch.linalg.vector_norm(x - y))
+    scale = float(torch.linalg.vector_norm(y))
+    if math.isnan(difference) or math.isnan(scale):
+        return math.inf
+    return difference / scale if scale else (math.inf if difference else 0.0)
+
+
+def _number_distance(a: Any, b: Any) -> float:
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return abs(a - b) / abs(b) if b else float(a != b)
+    return 0.0 if type(a) is type(b) and (a is b or a == b) else math.inf

@@ -1,0 +1,277 @@
+"""A lane: one request's call of the pipeline, suspended whenever it wants to call a component."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import greenlet
+from torch import nn
+
+from .call import CacheContext, ComponentCall, Offer
+from .proxy import ModuleProxy, unwrap
+from .recast import ModuleState, changes_nothing
+from .slots import ABSENT, Slot
+from .view import PipelineView
+
+if TYPE_CHECKING:
+    from .hub import Hub
+
+
+class LaneCancelled(BaseException):
+    """Thrown into a lane at its suspension point; no component call of the lane runs after it."""
+
+
+class Outcome(NamedTuple):
+    """What work inside a lane came to: a value, or the error that it raised."""
+
+    value: Any
+    error: Exception | None = None
+
+
+class Lane:
+    """Runs `pipeline(**kwargs)` on a private copy of the pipeline, in a greenlet of its own.
+
+    The hub owns the thread. `start`, `resume`, `perform` and `cancel` are the hub's; each gives the
+    thread to the lane and returns when the lane gives it back. The rest is called from within.
+
+    Attributes:
+        kwargs: What the pipeline is called with; dropped once it is.
+        pending: The component call that the lane waits for.
+        offer: What `pending` could be merged with; None: it has to run alone.
+        done: The pipeline has returned, raised or been cancelled.
+        value: What the pipeline returned.
+        error: What the pipeline raised.
+        cancelled: The lane was cancelled.
+        calls: How many component calls it has made.
+        steps: How many denoising steps it has made.
+        denoiser_calls: How many of its calls went to a denoiser.
+        waited: How many rounds it has been held back for others.
+    """
+
+    def __init__(
+        self, hub: "Hub", kwargs: dict[str, Any], seed: int, cancelled: Callable[[], bool]
+    ) -> None:
+        self.kwargs = kwargs
+        self.pending: ComponentCall | None = None
+        self.offer: Offer | None = None
+        self.done = False
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.cancelled = False
+        self.calls = 0
+        self.steps = 0
+        self.denoiser_calls = 0
+        self.waited = 0
+        self._hub = hub
+        self._seed = seed
+        self._asked = cancelled
+        self._visited: dict[Any, set[Any]] = {}
+        self._steps_asked: int | None = kwargs.get("num_inference_steps")
+        self._busy = False
+        self._context: CacheContext | None = None
+        self._proxies: dict[int, ModuleProxy] = {}
+        self._recast: dict[int, ModuleState] = {}
+        self._ambient: Any = None
+        self._view = PipelineView(hub.pipeline, self)
+        self._greenlet: Any = None
+
+    # ------------------------------------------------------------------ the hub's side
+
+    def start(self) -> None:
+        """Run the pipeline up to its first component call (or to its end)."""
+        self._ambient = self._hub.thread.open(self._seed)
+        self._greenlet = greenlet.greenlet(self._main)
+        self._greenlet.gr_context = copy_context()
+        self._greenlet.switch()
+        self._stopped()
+
+    def resume(self, outcome: Outcome) -> None:
+        """Answer the pending call and run up to the next one."""
+        self._hub.thread.activate(self._ambient)
+        self._greenlet.switch(outcome)
+        self._stopped()
+
+    def perform(self, work: Callable[[], Any]) -> Outcome:
+        """Run `work` inside the lane (its thread state, its context variables), still suspended."""
+        self._hub.thread.activate(self._ambient)
+        outcome: Outcome = self._greenlet.switch(work)
+        return outcome
+
+    def cancel(self) -> None:
+        """End the lane where it stands: the pipeline unwinds, and calls no component again."""
+        self.cancelled = True
+        if self._greenlet is None:
+            self.done = True
+        else:
+            self._hub.thread.activate(self._ambient)
+            self._greenlet.throw(LaneCancelled())
+        self._stopped()
+
+    def cancel_if_asked(self) -> bool:
+        """End the lane if its request was cancelled; say whether it is done."""
+        if not self.done and self._asked():
+            self.cancel()
+        return self.done
+
+    def _stopped(self) -> None:
+        if self.done:
+            self._put_back_modules()
+            if self._ambient is not None:
+                self._hub.thread.close(self._ambient)
+            self.pending = self.offer = None
+            self._proxies.clear()
+        self._hub.stopped(self)
+
+    @property
+    def pipeline(self) -> Any:
+        """The lane's own copy of the pipeline."""
+        return self._view.pipeline
+
+    def progress(self) -> tuple[int, int | None]:
+        """Return how many denoising steps were made, and of how many (None: not known)."""
+        if self._view.observers:
+            return self.steps, self._view.total_steps()
+        return self.denoiser_calls, self._steps_asked
+
+    @property
+    def at_denoiser(self) -> bool:
+        """Whether the lane waits for a denoiser."""
+        return self.pending is not None and self.pending.at_denoiser
+
+    def may_come_to(self, signature: Any) -> bool:
+        """Whether the lane may make a call of this signature: it has, or has not come that far."""
+        seen = self._visited.get(signature[:2])
+        return seen is None or signature in seen
+
+    # ------------------------------------------------------------------ inside the lane
+
+    def _main(self) -> None:
+        kwargs, self.kwargs = self.kwargs, {}
+        try:
+            self.value = self._view.pipeline(**kwargs)
+        except LaneCancelled:
+            pass
+        except Exception as error:
+            if not self.cancelled:
+                self.error = error
+        finally:
+            self.done = True
+
+    def call(
+        self,
+        module: nn.Module,
+        path: str,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Suspend the lane until the hub has had the component called; return what it returned."""
+        if self.cancelled:
+            raise LaneCancelled
+        args = tuple(map(unwrap, args))
+        kwargs = {name: unwrap(value) for name, value in kwargs.items()}
+        call = ComponentCall(module, path, method, args, kwargs, self._context)
+        if self._busy or greenlet.getcurrent() is not self._greenlet:
+            return self._hub.executor(call)  # a component that calls back, or another thread
+        outcome = self._await(call)
+        if outcome.error is not None:
+            try:
+                raise outcome.error
+            finally:
+                del outcome
+        return outcome.value
+
+    def _await(self, call: ComponentCall) -> Outcome:
+        self.pending = call
+        self.offer = offer = self._hub.offer(call)
+        outcome = self._suspend()
+        self.pending = self.offer = None
+        self.calls += 1
+        self.waited = 0
+        self.denoiser_calls += call.at_denoiser
+        if offer is not None:
+            self._visited.setdefault(offer.signature[:2], set()).add(offer.signature)
+        return outcome
+
+    def _suspend(self) -> Outcome:
+        hub = self._greenlet.parent
+        message = hub.switch()
+        while not isinstance(message, Outcome):
+            message = hub.switch(self._perform(message))
+        return message
+
+    def _perform(self, work: Callable[[], Any]) -> Outcome:
+        self._busy = True
+        try:
+            return Outcome(work())
+        except Exception as error:
+            return Outcome(None, error)
+        finally:
+            self._busy = False
+
+    def proxy(self, module: nn.Module, path: str) -> ModuleProxy:
+        """Return this lane's stand-in for a module."""
+        found = self._proxies.get(id(module))
+        if found is None:
+            found = self._proxies[id(module)] = ModuleProxy(self, module, path)
+        return found
+
+    @contextmanager
+    def cache_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Remember a pipeline's cache context; executors enter it around each call."""
+        outer, self._context = self._context, CacheContext(args, kwargs)
+        try:
+            yield
+        finally:
+            self._context = outer
+
+    def on_step(self) -> None:
+        """Note that one of the private schedulers has made a step."""
+        self.steps += 1
+
+    # ------------------------------------------------------------------ changes of shared modules
+
+    def recast(
+        self, module: nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Move or cast a shared module; while it is not as the others know it, they are held."""
+        if changes_nothing(module, method, args, kwargs):
+            return module
+        state = self._recast.setdefault(id(module), ModuleState(module))
+        self._hub.exclusive = self
+        result = getattr(module, method)(*args, **kwargs)
+        if state.is_back():
+            self._put_back(id(module))
+        return result
+
+    def reconfigure(
+        self,
+        module: nn.Module,
+        method: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a method that configures a shared module, and keep what it writes to this lane."""
+        before = [(part, dict(vars(part))) for part in module.modules()]
+        result = method(*args, **kwargs)
+        for part, old in before:
+            for name, value in vars(part).items():
+                if name != "processor" and old.get(name, part) is not value:
+                    self._hub.thread.slots.watch(Slot(part, name), old.get(name, ABSENT))
+        return result
+
+    def write_attribute(self, module: nn.Module, name: str, value: Any) -> None:
+        """Set an attribute of a shared module, for this lane only."""
+        slot = Slot(module, name)
+        self._hub.thread.slots.watch(slot, slot.read())
+        slot.write(value)
+
+    def _put_back(self, key: int) -> None:
+        self._recast.pop(key).put_back()
+        if not self._recast:
+            self._hub.exclusive = None
+
+    def _put_back_modules(self) -> None:
+        for key in reversed(list(self._recast)):
+            self._put_back(key)

@@ -1,0 +1,71 @@
+"""The schedule of request mode: the lanes of a wave run to their end, together where they can."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .batcher import Batcher
+from .hub import Hub
+from .lane import Lane
+
+PATIENCE = 4  # rounds that a lane waits for others to come to the same call
+
+
+class Lockstep:
+    """Drives lanes round by round; in each round every lane makes one component call, or waits.
+
+    The calls of one step often come in phases (negative, positive prompt). Lanes in different
+    phases would never meet if all of them advanced in every round, so those that may be met are
+    held back.
+    """
+
+    def __init__(self, hub: Hub, batcher: Batcher) -> None:
+        self._hub = hub
+        self._batcher = batcher
+
+    def run(self, lanes: Sequence[Lane]) -> None:
+        """Run the lanes until all are done, or until the device is lost."""
+        for lane in lanes:
+            lane.start()
+        while waiting := [lane for lane in lanes if not lane.done]:
+            for group in self._round(waiting):
+                if self._batcher.poison is not None:
+                    return
+                if self._hub.exclusive is None or self._hub.exclusive in group:
+                    self._batcher.run(group)
+
+    def _round(self, waiting: Sequence[Lane]) -> list[list[Lane]]:
+        if self._hub.exclusive is not None:
+            return [[self._hub.exclusive]]
+        groups = sorted(_groups(waiting), key=_urgency)
+        if len(groups) == 1:
+            return groups
+        running = [groups[0]]
+        for group in groups[1:]:
+            if _worth_holding(group, groups[0]):
+                for lane in group:
+                    lane.waited += 1
+            else:
+                running.append(group)
+        return running
+
+
+def _groups(lanes: Iterable[Lane]) -> list[list[Lane]]:
+    groups: dict[Any, list[Lane]] = {}
+    for lane in lanes:
+        key = lane if lane.offer is None else lane.offer.signature
+        groups.setdefault(key, []).append(lane)
+    return list(groups.values())
+
+
+def _urgency(group: Sequence[Lane]) -> tuple[int, int]:
+    """Largest groups first, then those who are furthest behind."""
+    return (-len(group), min(lane.calls for lane in group))
+
+
+def _worth_holding(group: Sequence[Lane], first: Sequence[Lane]) -> bool:
+    """Whether lanes of `first` are likely to come to the call that `group` waits for."""
+    lane = group[0]
+    if lane.offer is None or any(member.waited >= PATIENCE for member in group):
+        return False
+    finishing = lane.steps > 0 and not lane.at_denoiser
+    return not finishing and any(other.may_come_to(lane.offer.signature) for other in first)

@@ -1,0 +1,154 @@
+"""Finding out how calls can be merged, by trying it beside the separate calls.
+
+A probe runs the component with the calls of two requests, separately and merged under one reading
+after another, and keeps the first reading whose parts equal the separate results. Its inputs have
+to tell the requests apart, or a wrong reading could pass: arguments that are too alike in both are
+varied first.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .call import NotMergeable
+from .distance import distance, floor_for, vary
+from .merge import Merger, holds_tensors, leaves_of, output_roles
+from .readings import ENTRIES, JOIN, SPREAD, Leaf, Path, Reading, readings
+from .sameness import Sameness
+
+ALIKE = 0.05  # two arguments whose relative distance is less do not tell requests apart
+MAX_NOISE = 0.05  # a batch that moves results by more than this is not worth having
+NOISE_MARGIN = 8.0  # rounding of one call against rounding of another
+
+
+_BATCHED = (JOIN.kind, SPREAD.kind, ENTRIES.kind)
+
+
+class Inconclusive(Exception):
+    """The requests cannot be told apart by their results, so nothing was proven."""
+
+
+class Probe:
+    """Looks for the reading under which two calls can share one.
+
+    Args:
+        run: Runs the component with the given named arguments.
+        calls: The named arguments of two requests' calls, of one signature.
+        rows: Their batch sizes.
+        results: What the component returned for each of them.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[dict[str, Any]], Any],
+        calls: Sequence[dict[str, Any]],
+        rows: Sequence[int],
+        results: Sequence[Any],
+    ) -> None:
+        self._run = run
+        self._calls = calls
+        self._rows = rows
+        self._same = Sameness()
+        self._references: dict[frozenset[Path], tuple[Any, Any]] = {
+            frozenset(): (list(calls), list(results))
+        }
+        self._reasons: list[str] = []
+
+    def find(self) -> Reading:
+        """Return the first reading that proves right.
+
+        Raises:
+            NotMergeable: None did; the text says why.
+            Inconclusive: The inputs do not tell the requests apart.
+        """
+        leaves = leaves_of(self._calls, self._same)
+        for reading in readings(leaves, self._rows):
+            proven = self._try(reading, leaves)
+            if proven is not None:
+                return proven
+        raise NotMergeable("; ".join(dict.fromkeys(self._reasons)) or "no reading of the arguments")
+
+    def _try(self, reading: Reading, leaves: Sequence[Leaf]) -> Reading | None:
+        try:
+            calls, results = self._distinct(reading, leaves)
+            merger = Merger(reading, self._rows, self._same)
+            merged = self._run(merger.merge(calls))
+        except Exception as error:
+            self._reasons.append(f"{type(error).__name__}: {str(error).strip()[:160]}")
+            return None
+        for entries in (False, True):
+            proven = self._with_outputs(reading, merged, entries=entries)
+            if self._agrees(proven, merged, calls, results):
+                return proven
+        return None
+
+    def _with_outputs(self, reading: Reading, merged: Any, *, entries: bool) -> Reading:
+        outputs = output_roles(merged, sum(self._rows), entries=entries)
+        return Reading(reading.roles, reading.chunks, outputs)
+
+    def _agrees(
+        self, reading: Reading, merged: Any, calls: Sequence[Any], results: Sequence[Any]
+    ) -> bool:
+        try:
+            parts = Merger(reading, self._rows, self._same).split(merged)
+            tolerance = self._tolerance(reading, calls[0], results[0])
+        except NotMergeable as error:
+            self._reasons.append(str(error))
+            return False
+        errors = [distance(part, result) for part, result in zip(parts, results, strict=True)]
+        if max(errors) <= tolerance:
+            return True
+        self._reasons.append(f"results differ by {max(errors):.1e}, rounding by {tolerance:.1e}")
+        return False
+
+    def _tolerance(self, reading: Reading, call: dict[str, Any], result: Any) -> float:
+        """Measure what batching alone does to a result: merge a call with itself."""
+        rows = [self._rows[0]] * 2
+        merger = Merger(reading, rows, self._same)
+        noise = distance(merger.split(self._run(merger.merge([call, call])))[0], result)
+        if not noise <= MAX_NOISE:
+            raise NotMergeable(f"a batch changes the result by {noise:.1e}")
+        return max(NOISE_MARGIN * noise, floor_for(result))
+
+    def _distinct(self, reading: Reading, leaves: Sequence[Leaf]) -> tuple[list[Any], list[Any]]:
+        """Return calls that differ in every batched argument, and their separate results."""
+        first, second = self._calls
+        alike = frozenset(
+            leaf.path
+            for leaf in leaves
+            if leaf.path in reading.roles
+            and reading.roles[leaf.path].kind in _BATCHED
+            and distance(_at(second, leaf.path), _at(first, leaf.path)) < ALIKE
+        )
+        if alike not in self._references:
+            varied = _with(second, alike)
+            results = [self._references[frozenset()][1][0], self._run(varied)]
+            self._references[alike] = ([first, varied], results)
+        calls, results = self._references[alike]
+        if self._rows[0] == self._rows[1] and distance(*results) <= 4 * floor_for(results[0]):
+            raise Inconclusive("the requests' results are equal")
+        return calls, results
+
+
+def _at(arguments: Any, path: Path) -> Any:
+    value = arguments
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _with(value: Any, paths: frozenset[Path], path: Path = ()) -> Any:
+    """Copy arguments, with what is at `paths` varied."""
+    if path in paths:
+        return _varied(value)
+    if isinstance(value, dict):
+        return {key: _with(part, paths, (*path, key)) for key, part in value.items()}
+    if isinstance(value, (list, tuple)) and holds_tensors(value):
+        parts = (_with(part, paths, (*path, index)) for index, part in enumerate(value))
+        return type(value)(parts)
+    return value
+
+
+def _varied(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_varied, value))
+    return vary(value)

@@ -1,0 +1,138 @@
+"""Attributes of shared modules that every lane sees its own values of."""
+
+import operator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+_PLAIN = (bool, int, float, str, type(None))
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>"})()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One attribute of a shared object.
+
+    Attributes:
+        owner: The shared object.
+        name: The attribute.
+        fresh: Makes the value that a lane starts with; None: it starts with the shared value.
+    """
+
+    owner: Any
+    name: str
+    fresh: Callable[[], Any] | None = None
+
+    def read(self) -> Any:
+        """Return the attribute's present value."""
+        return getattr(self.owner, self.name, ABSENT)
+
+    def write(self, value: Any) -> None:
+        """Set the attribute, or delete it where it did not exist."""
+        if value is not ABSENT:
+            setattr(self.owner, self.name, value)
+        elif hasattr(self.owner, self.name):
+            delattr(self.owner, self.name)
+
+
+class Slots:
+    """The attributes that are swapped when another owner's turn comes.
+
+    Attention processors are always among them: some pipelines replace them for the length of a
+    call, on submodules that no proxy sees. Others join when a pipeline writes an attribute of a
+    component (`watch`), or when a feature cache keeps its state in an object.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._attentions = list(_with_processors(modules))
+        self._watched: dict[tuple[int, str], tuple[Slot, Any]] = {}
+        self._known: deque[tuple[int, list[Any]]] = deque(maxlen=64)
+        self._tokens = 0
+
+    def read(self) -> list[Any]:
+        """Return the present values: the processors, then the watched attributes."""
+        values: list[Any] = [module.processor for module in self._attentions]
+        values += [slot.read() for slot, _ in self._watched.values()]
+        return values
+
+    def write(self, values: list[Any]) -> None:
+        """Give every attribute its value, touching only what differs.
+
+        Args:
+            values: From `read`. Attributes watched since then get the value that everybody shares.
+        """
+        split = len(self._attentions)
+        for module, processor in zip(self._attentions, values, strict=False):
+            if module.processor is not processor:
+                _set_processor(module, processor)
+        watched = values[split:]
+        for index, (slot, shared) in enumerate(self._watched.values()):
+            value = watched[index] if index < len(watched) else shared
+            if slot.read() is not value:
+                slot.write(value)
+
+    def fresh(self, shared: list[Any]) -> list[Any]:
+        """Return the values that a new lane starts with.
+
+        Args:
+            shared: The values outside of all lanes.
+        """
+        values = list(shared)
+        for index, (slot, _) in enumerate(self._watched.values(), len(self._attentions)):
+            if slot.fresh is not None:
+                values[index] = slot.fresh()
+        return values
+
+    def watch(self, slot: Slot, shared: Any = None) -> None:
+        """Make an attribute private to each lane from now on.
+
+        Args:
+            slot: The attribute.
+            shared: Its value outside of all lanes.
+        """
+        self._watched.setdefault((id(slot.owner), slot.name), (slot, shared))
+
+    def token(self, values: list[Any]) -> int:
+        """Return a number that is the same for values under which a component computes the same.
+
+        Processors of one type with the same plain settings count as the same.
+        """
+        for number, known in self._known:
+            if len(known) == len(values) and all(map(operator.is_, known, values)):
+                return number
+        for number, known in self._known:
+            if len(known) == len(values) and all(map(_alike, known, values)):
+                return number
+        self._tokens += 1
+        self._known.append((self._tokens, list(values)))
+        return self._tokens
+
+
+def _with_processors(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    seen: set[int] = set()
+    for module in modules:
+        for part in module.modules():
+            if id(part) not in seen and hasattr(part, "processor"):
+                seen.add(id(part))
+                yield part
+
+
+def _set_processor(module: Any, processor: Any) -> None:
+    if hasattr(module, "set_processor"):
+        module.set_processor(processor)
+    else:
+        module.processor = processor
+
+
+def _alike(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b) or isinstance(a, nn.Module):
+        return False
+    if isinstance(a, _PLAIN):
+        return bool(a == b)
+    ours, theirs = getattr(a, "__dict__", None), getattr(b, "__dict__", None)
+    return ours is not None and ours == theirs and all(isinstance(v, _PLAIN) for v in ours.values())

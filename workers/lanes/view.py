@@ -1,0 +1,125 @@
+"""A lane's own copy of a pipeline: proxies for modules, copies of schedulers, all else shared."""
+
+import copy
+import types
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from .counted import StepObserver, private_scheduler
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+_LEAVES = (str, bytes, int, float, bool, type(None), type, types.FunctionType)
+
+
+class PipelineView:
+    """Builds one lane's copy of a pipeline, nested pipelines included.
+
+    Attributes:
+        pipeline: The copy.
+        observers: The step counters of the private schedulers.
+    """
+
+    def __init__(self, pipeline: Any, lane: "Lane") -> None:
+        self.observers: list[StepObserver] = []
+        self._lane = lane
+        self._made: dict[int, Any] = {}
+        self.pipeline = self._pipeline(pipeline, "")
+
+    def total_steps(self) -> int | None:
+        """Return how many steps the schedulers in use will make, once that is known."""
+        totals = [observer.total for observer in self.observers if observer.steps]
+        if len(totals) == 1 and self.observers[0].steps:
+            # some pipelines skip the first of the scheduler's time steps, and say so here
+            own = vars(self.pipeline).get("_num_timesteps")
+            return own if own is not None else totals[0]
+        return sum(total or 0 for total in totals) or None
+
+    def _pipeline(self, shared: Any, prefix: str) -> Any:
+        if not hasattr(shared, "__dict__") or isinstance(shared, types.FunctionType):
+            return shared
+        view = self._made[id(shared)] = copy.copy(shared)
+        attributes = vars(view)
+        for name, value in list(attributes.items()):
+            if not isinstance(value, _LEAVES):
+                attributes[name] = self._private(value, f"{prefix}{name}", shared, view)
+        if hasattr(shared, "maybe_free_model_hooks"):
+            # the stock method resets the feature caches of every request
+            attributes["maybe_free_model_hooks"] = _do_nothing
+        if hasattr(shared, "set_progress_bar_config"):
+            # the progress bars of several requests would fight for one terminal line
+            attributes["_progress_bar_config"] = {"disable": True}
+        return view
+
+    def _private(self, value: Any, path: str, shared: Any, view: Any) -> Any:
+        if isinstance(value, nn.Module):
+            return self._lane.proxy(value, path.replace("_modules.", ""))
+        if type(value) is dict:
+            return {k: self._private(v, f"{path}.{k}", shared, view) for k, v in value.items()}
+        if type(value) in (list, tuple):
+            parts = (self._private(v, f"{path}.{i}", shared, view) for i, v in enumerate(value))
+            return type(value)(parts)
+        if isinstance(value, types.MethodType) and value.__self__ is shared:
+            return types.MethodType(value.__func__, view)
+        if id(value) in self._made:
+            return self._made[id(value)]
+        if is_scheduler(value):
+            return self._scheduler(value)
+        if is_pipeline(value):
+            return self._pipeline(value, f"{path}.")
+        if type(value).__module__.startswith("diffusers.guiders"):
+            self._made[id(value)] = copy.deepcopy(value)
+            return self._made[id(value)]
+        return value
+
+    def _scheduler(self, shared: Any) -> Any:
+        private, observer = private_scheduler(shared, self._lane.on_step)
+        if observer is not None:
+            self.observers.append(observer)
+        self._made[id(shared)] = private
+        return private
+
+
+def is_scheduler(value: Any) -> bool:
+    """Whether a pipeline's attribute is a scheduler, which keeps one request's state."""
+    return hasattr(value, "set_timesteps") and hasattr(value, "step")
+
+
+def is_pipeline(value: Any) -> bool:
+    """Whether a pipeline's attribute is itself a pipeline: an object that holds components."""
+    if isinstance(value, type) or not hasattr(value, "__dict__"):
+        return False
+    held = vars(value).values()
+    return any(isinstance(part, nn.Module) or is_scheduler(part) for part in held)
+
+
+def modules_of(pipeline: Any) -> list[tuple[str, nn.Module]]:
+    """Return the components of a pipeline and of the pipelines nested in it, with their paths."""
+    found: dict[int, tuple[str, nn.Module]] = {}
+    _collect(pipeline, "", found, set())
+    return list(found.values())
+
+
+def _collect(
+    value: Any, path: str, found: dict[int, tuple[str, nn.Module]], seen: set[int]
+) -> None:
+    if id(value) in seen or isinstance(value, _LEAVES):
+        return
+    seen.add(id(value))
+    if isinstance(value, nn.Module) and path:
+        found.setdefault(id(value), (path, value))
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            _collect(part, f"{path}.{index}", found, seen)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            _collect(part, f"{path}.{key}", found, seen)
+    elif not path or is_pipeline(value):
+        for name, part in getattr(value, "__dict__", {}).items():
+            _collect(part, f"{path}.{name}" if path else name, found, seen)
+
+
+def _do_nothing() -> None:
+    """Replace a method that reaches into what all lanes share."""

@@ -1,0 +1,82 @@
+"""From what a pipeline returns to named tensors."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+_BY_RANK = {3: "audios", 4: "images", 5: "frames"}
+_MEDIA = frozenset(("images", "frames"))
+
+
+def tensors_of(result: Any, *, latent: bool = False) -> dict[str, torch.Tensor]:
+    """Return the tensors in a pipeline's result, by name.
+
+    Images become (n, 3, H, W) and frames (n, F, C, H, W), whether the pipeline returned tensors,
+    arrays or PIL images; of what is not a tensor, only lists of flags are kept.
+
+    Args:
+        result: A diffusers output, any object with public attributes, a dict, a tuple, or a tensor.
+        latent: Latents were asked for: what pipelines return as images or frames is named
+            `latents`.
+
+    Raises:
+        TypeError: There is no tensor in the result.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in _fields(result):
+        tensor = _tensor(value)
+        if tensor is not None:
+            tensors["latents" if latent and name in _MEDIA else name] = tensor
+    if not tensors:
+        raise TypeError(f"the pipeline returned no tensor but {type(result).__name__}")
+    return tensors
+
+
+def _fields(result: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(result, (torch.Tensor, np.ndarray)):
+        yield _BY_RANK.get(result.ndim, "output"), result
+    elif isinstance(result, dict):
+        yield from result.items()
+    elif isinstance(result, (list, tuple)):
+        for index, value in enumerate(result):
+            rank = getattr(_tensor(value), "ndim", 0)
+            yield (_BY_RANK.get(rank, "output") if index == 0 else f"output_{index}"), value
+    else:
+        named = vars(result) if hasattr(result, "__dict__") else {}
+        yield from ((name, value) for name, value in named.items() if not name.startswith("_"))
+
+
+def _tensor(value: Any) -> torch.Tensor | None:
+    """Turn a value into a tensor, images with channels first; None: there is nothing to turn."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(_channels_first(value)))
+    if isinstance(value, (list, tuple)) and value:
+        return _stacked(value)
+    return _picture(value) if hasattr(value, "getbands") else None
+
+
+def _stacked(values: Sequence[Any]) -> torch.Tensor | None:
+    if all(isinstance(value, bool) for value in values):
+        return torch.tensor(values)
+    parts = [_tensor(value) for value in values]
+    if any(part is None for part in parts):
+        return None
+    tensors = [part for part in parts if part is not None]
+    if len({(tensor.shape, tensor.dtype) for tensor in tensors}) != 1:
+        return None
+    return torch.stack(tensors)
+
+
+def _picture(image: Any) -> torch.Tensor:
+    pixels = np.asarray(image.convert("RGB"), dtype=np.float32) / 255.0
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+
+def _channels_first(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.ndim >= 3 and array.shape[-1] in (1, 3, 4):
+        return np.moveaxis(array, -1, -3)
+    return array
