@@ -79,7 +79,7 @@ def _arguments(request: DiffusionRequest, capabilities: Capabilities) -> dict[st
     """Name everything as the pipeline does."""
     sampling = request.sampling
     accepted = set(capabilities["arguments"])
-    count = capabilities["num_outputs_argument"]
+    count = capabilities["num_outputs"]
     given: dict[str, Any] = {
         "prompt": request.prompt,
         "negative_prompt": request.negative_prompt,
@@ -102,10 +102,10 @@ def _arguments(request: DiffusionRequest, capabilities: Capabilities) -> dict[st
         given[count] = sampling.num_outputs
     arguments = {name: value for name, value in given.items() if value is not None}
     for name in arguments:
-        if name not in accepted:
+        if name not in accepted and not capabilities["accepts_any"]:
             hint = nearest(name, accepted - RESERVED)
             raise RequestError(f"{capabilities['pipeline']} takes no {name!r}: {hint}")
-    missing = set(capabilities.get("required", ())) - set(arguments)
+    missing = set(capabilities["required"]) - set(arguments)
     if missing:
         raise RequestError(f"{capabilities['pipeline']} needs {', '.join(sorted(missing))}")
     return arguments

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -32,7 +32,7 @@ from ..ipc_ext.messages import (
 )
 from ..ipc_ext.tensors import TensorDescriptor
 from . import faults
-from .platform import Platform
+from .platform import Mark, Platform, bytes_of
 from .remote import ABORTED, remote_error
 
 PIECE_BYTES = 4 << 20
@@ -54,9 +54,8 @@ class PendingOutput:
 
     request: NewRequestData
     tensors: Tensors
-    forward_start: Any
-    """Time marks of the platform."""
-    forward_end: Any
+    forward_start: Mark
+    forward_end: Mark
 
 
 class AsyncOutputThread(threading.Thread):
@@ -132,9 +131,9 @@ class AsyncOutputThread(threading.Thread):
 
     def _transfer(self, output: PendingOutput) -> None:
         request = output.request
-        self._platform.wait_event(output.forward_end)
+        self._platform.wait_event(output.forward_end.event)
         tensors = self._device_stage(output.tensors, request.output_type)
-        flat = {name: _bytes_of(tensor) for name, tensor in tensors.items()}
+        flat = {name: bytes_of(tensor) for name, tensor in tensors.items()}
         in_place = sum(data.numel() for data in flat.values()) <= self._ring.chunk_bytes
         limit = self._ring.chunk_bytes if in_place else PIECE_BYTES
         copy_start = time.monotonic_ns()
@@ -146,11 +145,11 @@ class AsyncOutputThread(threading.Thread):
                     handle = self._copy(data[at : at + limit])
                     pieces.append(TensorPiece(name, descriptor, handle, at))
                     if not in_place:
-                        self._platform.synchronize_side_stream()
+                        self._wait_for_copies()
                         self._commit(pieces)
                         self._send(_ready(request, tuple(pieces), final=False))
                         pieces.clear()
-            self._platform.synchronize_side_stream()
+            self._wait_for_copies()
             faults.point("copied")
             self._commit(pieces)
         except BaseException:
@@ -173,6 +172,9 @@ class AsyncOutputThread(threading.Thread):
             target = torch.frombuffer(self._ring.view(handle), dtype=torch.uint8)
             self._platform.copy_to_host(target, data)
         return handle
+
+    def _wait_for_copies(self) -> None:
+        self._platform.synchronize_event(self._platform.record_device_event())
 
     def _commit(self, pieces: list[TensorPiece]) -> None:
         for piece in pieces:
@@ -202,8 +204,3 @@ def _ready(
 
 def _describe(tensor: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor's elements, in C order, as bytes."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -44,8 +44,8 @@ class DiffusionWorker:
     def __init__(self, configuration: Configure, segment: Segment, send: Send) -> None:
         self._control = segment.control
         self._send = send
-        self._platform = platform_for(configuration.device)
-        device = self._platform.device
+        self._platform = platform_for(_resolved(configuration.device))
+        device = str(self._platform.device)
         pipeline = load_pipeline(
             configuration.model,
             configuration.model_options,
@@ -54,6 +54,7 @@ class DiffusionWorker:
         )
         self._runner = DiffusionModelRunner(pipeline, self._platform, merge=configuration.merge)
         self._capabilities = self._runner.capabilities()
+        self._defaults = dict(getattr(pipeline, "sidestream_defaults", None) or {})
         self._inputs = InputStore(segment.inputs, device)
         outputs = segment.outputs
         self._platform.register_host_memory(outputs.address, outputs.capacity)
@@ -85,7 +86,7 @@ class DiffusionWorker:
 
     def capabilities(self) -> dict[str, Any]:
         """Tell what the pipeline takes, and where it runs."""
-        return {**self._capabilities, "device": self._platform.device}
+        return {**self._capabilities, "device": str(self._platform.device)}
 
     def take_input(self, part: InputPart) -> None:
         """Keep a piece of an array for a request that comes later."""
@@ -109,7 +110,7 @@ class DiffusionWorker:
 
     def _runnable(self, request: NewRequestData) -> RunnerRequest:
         accepted = self._capabilities["arguments"]
-        kwargs = {**request.call, **self._inputs.claim(request.async_output_id)}
+        kwargs = {**self._defaults, **request.call, **self._inputs.claim(request.async_output_id)}
         if "generator" in accepted:
             generators = [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds]
             kwargs["generator"] = generators if len(generators) > 1 else generators[0]
@@ -124,6 +125,14 @@ class DiffusionWorker:
         if not configuration.device_stage:
             return lambda tensors, output_type: tensors
         return get_postprocessor(self._capabilities["pipeline"]).device_stage
+
+
+def _resolved(device: str) -> str:
+    """Settle "auto" and "auto:N": CUDA where there is one."""
+    name, colon, index = device.partition(":")
+    if name != "auto":
+        return device
+    return f"cuda{colon}{index}" if torch.cuda.is_available() else "cpu"
 
 
 class _Wave:
@@ -148,7 +157,6 @@ class _Wave:
         worker = self._worker
         error = _error_of(output)
         if error is None:
-            assert output.tensors is not None
             end = worker._platform.mark()
             faults.point("computed")
             worker._output_thread.submit(PendingOutput(request, output.tensors, self._start, end))
