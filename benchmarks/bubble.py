@@ -131,10 +131,17 @@ def percentiles(values: list[float], *names: str) -> dict[str, float]:
     return {name: round(float(every[name]), 3) for name in names}
 
 
+def waves_of(run: Run) -> list[tuple[int, int]]:
+    """Return when each wave began and ended on the device; requests of a wave share their start."""
+    ends: dict[int, int] = {}
+    for start, end in (o.forward for o in run.observations):
+        ends[start] = max(end, ends.get(start, 0))
+    return sorted(ends.items())
+
+
 def report(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
     """Condense a run."""
-    forwards = sorted(o.forward for o in run.observations)
-    waves = sorted(set(forwards))  # requests of one wave share their forward
+    waves = waves_of(run)
     gaps = [(b[0] - a[1]) / 1e6 for a, b in itertools.pairwise(waves)]
     lengths = [(end - start) / 1e6 for start, end in waves]
     span = (waves[-1][1] - waves[0][0]) / 1e6
@@ -176,7 +183,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--host-sync", choices=["none", "end", "step"], default="none")
-    parser.add_argument("--depth", type=int, choices=[1, 2], default=2)
+    parser.add_argument("--depth", type=int, default=2, help="waves that a worker holds")
     parser.add_argument("--device-stage", choices=["on", "off"], default="off")
     parser.add_argument("--max-num-seqs", type=int, default=1)
     parser.add_argument("--no-check", action="store_true", help="leave the outputs unread")
