@@ -1,4 +1,4 @@
-"""Payload ring: room for tensors, reserved in order, released in any order, read in place."""
+"""Payload ring: room for tensors, filled and read in place, released in any order."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class PayloadRing:
         Raises:
             PayloadTooLarge: More than `chunk_bytes`.
             RingShutDown: The segment is closed.
-            CorruptSegment: The table of reservations is damaged.
         """
         return self._handle(lib.ss_payload_reserve(self._ring, nbytes), nbytes)
 
@@ -75,7 +74,6 @@ class PayloadRing:
             TimeoutError: There was no room in time.
             RingShutDown: The segment was shut down, before or meanwhile.
             PayloadTooLarge: More than `chunk_bytes`.
-            CorruptSegment: The table of reservations is damaged.
         """
         for nanoseconds in slices(timeout):
             reservation = lib.ss_payload_reserve_wait(self._ring, nbytes, nanoseconds)
@@ -130,9 +128,21 @@ class PayloadRing:
         """
         ring = self._ring
         self._apply(lib.ss_payload_lease, handle)
-        release = partial(lib.ss_payload_unlease, ring, handle.generation, handle.nbytes)
+        release = partial(lib.ss_payload_unlease, ring, *handle)
         data = ffi.gc(lib.ss_payload_data(ring) + handle.offset, release)
         return memoryview(ffi.buffer(data, handle.nbytes)).toreadonly()
+
+    def can_hold(self, handle: Handle) -> bool:
+        """Say whether a lease on this payload, kept for ever, would leave room to go on.
+
+        True as long as the leases of this process would leave one gap of `chunk_bytes` between
+        them, so that the largest payload still finds room once the others are released.
+
+        Raises:
+            StaleHandle: Released, or forged.
+            RingShutDown: The segment is closed.
+        """
+        return self._apply(lib.ss_payload_can_hold, handle)
 
     def arm_space(self) -> None:
         """Ask for a ring of the doorbell at the next release (engine as producer); then try again.
@@ -157,12 +167,12 @@ class PayloadRing:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that are reserved and cannot be given anew yet; 0 once closed."""
+        """Bytes that are reserved and not released, in whole granules; 0 once closed."""
         return lib.ss_payload_used(self._ring)
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that are not used. A payload needs its room in one piece, and in whole pages."""
+        """Bytes that are not used. A payload needs its room in one piece, in whole granules."""
         return self.capacity - self.used_bytes
 
     @property
@@ -178,13 +188,14 @@ class PayloadRing:
             raise failure(status)
         return Handle(reservation.offset, reservation.generation, nbytes) if status else None
 
-    def _apply(self, call: Callable[[CData, int, int, int], int], handle: Handle) -> None:
+    def _apply(self, call: Callable[[CData, int, int, int], int], handle: Handle) -> bool:
         try:
             status = call(self._ring, *handle)
         except OverflowError:  # negative, or more than 64 bits
             raise StaleHandle(f"no handle: {handle}") from None
         if status < 0:
             raise failure(status)
+        return status > 0
 
     def _detach(self) -> None:
         """Let go of the mapping; the C core answers a null ring with "shut down"."""

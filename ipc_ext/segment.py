@@ -79,8 +79,8 @@ class Segment:
 
         Args:
             layout: Its sizes.
-            doorbell: A non-blocking eventfd, which the segment owns from now on, unless this raises;
-                None makes one. Duplicates of one eventfd let several segments ring for one task.
+            doorbell: A non-blocking eventfd, which the segment owns from now on, unless this
+                raises; None makes one. Duplicates of one eventfd let several segments ring for one task.
 
         Raises:
             ValueError: The layout is impossible.
@@ -110,7 +110,8 @@ class Segment:
             doorbell: The eventfd; likewise.
 
         Raises:
-            SegmentError: The file is not sealed, or does not hold a segment of this version.
+            SegmentError: The file is not sealed, does not hold a segment of this version, or has
+                had its worker already.
             OSError: It cannot be mapped.
         """
         try:

@@ -71,14 +71,18 @@ uint64_t ss_envelope_used(const ss_envelope_ring *ring);
 uint64_t ss_payload_capacity(uint64_t bytes); /* rounds up; 0: out of bounds */
 ss_reservation ss_payload_reserve(ss_payload_ring *ring, uint64_t nbytes);
 ss_reservation ss_payload_reserve_wait(ss_payload_ring *ring, uint64_t nbytes, int64_t timeout);
-int ss_payload_check(ss_payload_ring *ring, uint64_t offset, uint64_t generation, uint64_t nbytes);
+int ss_payload_check(const ss_payload_ring *ring, uint64_t offset, uint64_t generation,
+                     uint64_t nbytes);
 int ss_payload_commit(ss_payload_ring *ring, uint64_t offset, uint64_t generation,
                       uint64_t nbytes);
 int ss_payload_release(ss_payload_ring *ring, uint64_t offset, uint64_t generation,
                        uint64_t nbytes);
 int ss_payload_lease(ss_payload_ring *ring, uint64_t offset, uint64_t generation,
                      uint64_t nbytes);
-void ss_payload_unlease(ss_payload_ring *ring, uint64_t generation, uint64_t nbytes, char *data);
+void ss_payload_unlease(ss_payload_ring *ring, uint64_t offset, uint64_t generation,
+                        uint64_t nbytes, char *data);
+int ss_payload_can_hold(const ss_payload_ring *ring, uint64_t offset, uint64_t generation,
+                        uint64_t nbytes);
 int ss_payload_arm_space(ss_payload_ring *ring);
 char *ss_payload_data(const ss_payload_ring *ring);
 uint64_t ss_payload_size(const ss_payload_ring *ring);

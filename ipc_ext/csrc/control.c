@@ -1,12 +1,12 @@
 /* Control block: what must be seen at once, without a message.
  *
  * Cancel flags: the engine gives a request a slot and a ticket, a number that is never used again,
- * and cancels by storing the ticket in the slot. The worker compares. A slot may thus be given to the
- * next request without being cleared: an old ticket matches nobody.
+ * and cancels by storing the ticket in the slot. The worker compares. A slot may thus be given to
+ * the next request without being cleared: an old ticket matches nobody.
  *
- * Heartbeat and state are the worker's words about itself. Everything here is advice that stands for
- * itself: no other memory hangs on it, so relaxed atomics do, but for the shutdown flag, which takes
- * part in the bells' protocol and is seq_cst (see bell.c).
+ * Heartbeat and state are the worker's words about itself. Everything here is advice that stands
+ * for itself: no other memory hangs on it, so relaxed atomics do, but for the shutdown flag, which
+ * takes part in the bells' protocol and is seq_cst (see bell.c).
  */
 #define _GNU_SOURCE
 #include "control.h"

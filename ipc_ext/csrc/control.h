@@ -8,6 +8,7 @@
 /* A line for each writer: both sides' shutdown, the worker's own words, the engine's flags. */
 typedef struct {
     alignas(64) _Atomic uint32_t shut;
+    _Atomic uint32_t attached; /* a segment has one worker in its life */
     alignas(64) _Atomic uint32_t state;
     _Atomic int64_t beat;
     alignas(64) _Atomic uint64_t cancelled[];

@@ -1,8 +1,9 @@
 /* Envelope ring: small frames, in order, one consumer.
  *
- * The ring is a power of two of bytes. A frame is a 64-bit length followed by its bytes, padded to a
- * multiple of 8; so a length never straddles the end of the ring, while a frame's bytes may. head and
- * tail count bytes for ever (2^64 of them last for centuries), their difference is what is in the ring.
+ * The ring is a power of two of bytes. A frame is a 64-bit length followed by its bytes, padded to
+ * a multiple of 8; so a length never straddles the end of the ring, while a frame's bytes may. head
+ * and tail count bytes for ever (2^64 of them last for centuries), their difference is what is in
+ * the ring.
  *
  * Each side advances its own cursor from a private copy and only publishes it; what it reads of the
  * peer's cursor, and every length, is loaded once into a local and checked before it is used. A
@@ -33,18 +34,15 @@ int ss_envelope_capacity_ok(uint64_t capacity)
 
 uint64_t ss_envelope_bytes(uint64_t capacity) { return sizeof(ss_envelope_shared) + capacity; }
 
-/* Fresh shared memory is all zeros, which is an empty ring: there is nothing to initialise in it. */
-int ss_envelope_open(ss_envelope_ring *ring, void *memory, uint64_t capacity)
+/* Fresh shared memory is all zeros, which is an empty ring. Each side opens it once, before it has
+ * done anything with it, so both start at zero, whatever the peer may have pushed already. */
+void ss_envelope_open(ss_envelope_ring *ring, void *memory, uint64_t capacity)
 {
     ring->shared = memory;
     ring->capacity = capacity;
     ring->data.word = &ring->shared->data_bell;
     ring->space.word = &ring->shared->space_bell;
-    ring->head = atomic_load_explicit(&ring->shared->head, memory_order_relaxed);
-    ring->tail = atomic_load_explicit(&ring->shared->tail, memory_order_relaxed);
-    ring->seen_tail = ring->tail;
     pthread_mutex_init(&ring->lock, NULL);
-    return ring->head - ring->tail <= capacity && ring->head % 8 == 0 && ring->tail % 8 == 0;
 }
 
 static uint64_t frame_bytes(uint64_t length)
@@ -128,8 +126,9 @@ int ss_envelope_push_wait(ss_envelope_ring *ring, const char *frame, size_t leng
     return is_shut(ring) ? SS_SHUT : ss_envelope_push(ring, frame, length);
 }
 
-/* Takes up to `limit` frames. `out` holds `capacity` bytes and receives them end to end; `ends` holds
- * limit + 1 numbers: 0, then the end of each frame in `out`. Returns how many, or SS_CORRUPT. */
+/* Takes up to `limit` frames. `out` holds `capacity` bytes and receives them end to end; `ends`
+ * holds limit + 1 numbers: 0, then the end of each frame in `out`. Returns how many, or SS_CORRUPT.
+ */
 int ss_envelope_drain(ss_envelope_ring *ring, char *out, uint32_t *ends, int limit)
 {
     if (ring == NULL) return SS_SHUT;

@@ -31,4 +31,4 @@ struct ss_envelope_ring {
 
 int ss_envelope_capacity_ok(uint64_t capacity);
 uint64_t ss_envelope_bytes(uint64_t capacity);
-int ss_envelope_open(ss_envelope_ring *ring, void *memory, uint64_t capacity);
+void ss_envelope_open(ss_envelope_ring *ring, void *memory, uint64_t capacity);

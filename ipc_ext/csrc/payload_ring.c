@@ -1,37 +1,38 @@
-/* LEAD: see LEAD_NOTE_payload_ring.txt in this folder before going on with this file.
+/* Payload ring: room for tensors, released in any order.
  *
- * Payload ring: room for tensors, given in order, returned in any order.
+ * A page-aligned data region is cut into granules (a page, or more in rings above 64 MiB), and
+ * beside it lies a table with a slot for each granule. A payload takes whole granules, at least
+ * one, in one piece; its slot is that of its first granule. So payloads are page-aligned, a payload
+ * without bytes still has a place of its own, and the table can never be full before the region is.
  *
- * A data region, page-aligned, and beside it a table of reservations. A reservation takes a whole
- * number of granules (a page, or more in rings above 64 MiB), so payloads are page-aligned, a payload
- * without bytes still has a place of its own, and the table, with one slot for each granule, can never
- * be full before the data region is. A payload is contiguous: one that would cross the end skips to the
- * start, and what it skipped belongs to it. With payloads of at most a quarter of the ring, an empty
- * ring always has room, wherever it stands.
+ * Room is given next-fit: the search goes round from where the last one ended, takes back payloads
+ * that were released, and steps over the others. A payload that is kept for ever costs its own room
+ * and nothing else. While nobody keeps anything, this is a plain ring.
  *
- * Reservation n (counted from 0) lives in slot n % slots with generation n + 1, a number that is
- * never used again. The tag holds generation and state in one word, so that each change of state is one
- * compare-and-swap that also proves the handle:
+ * A reservation's generation is never used again. The tag holds generation and state in one word,
+ * so that each change of state is one compare-and-swap that also proves the handle:
  *
- *     RESERVED -> COMMITTED -> RELEASED        (RESERVED -> RELEASED: the producer gives up)
+ *     RESERVED -> COMMITTED -> RELEASED             (RESERVED -> RELEASED: the producer gives up)
  *                 COMMITTED -> LEASED -> RELEASED   (a lease alone ends its payload)
  *
- * Only the producer moves the cursors: before it reserves, it takes back the released reservations at
- * the tail. The peer only flips tags. `used` therefore walks over the released prefix without
- * moving anything, so that both sides see room as soon as it is released.
+ * The producer alone decides what is where, from private extents; of the table it trusts only that
+ * a payload was released. A handle is compared with its slot and bounded by the ring before any
+ * address comes of it. The worst that a hostile peer can do is to release too early, or to lie
+ * about `used`.
  *
- * Ordering: a release publishes "we no longer touch these bytes", and the producer acquires it when it
- * reclaims. A commit publishes the bytes to whoever checks the handle. A release is seq_cst for the
- * reason that bell.c gives.
+ * Ordering: a release publishes "we no longer touch these bytes", and the producer acquires it when
+ * it takes them back. A commit publishes the bytes to whoever checks the handle. A release is
+ * seq_cst for the reason that bell.c gives, and so is the load that looks for it.
  *
- * Cursors are private, as in the envelope ring. What is read from the table is loaded once and
- * checked; a handle is compared with its slot and bounded by the ring before any address comes of it.
+ * Payloads that are kept can cut the region up. Since payloads are at most a quarter of the ring,
+ * room for the next one comes back as long as the leases leave one such gap between them: that is
+ * what ss_payload_can_hold tells a consumer before it takes another lease.
  */
 #include "payload_ring.h"
 
-#include <stddef.h>
+#include <stdlib.h>
 
-enum { PAGE = 4096, MAX_SLOTS = 16384 };
+enum { PAGE = 4096, MAX_SLOTS = 16384, WORD_BITS = 64 };
 static const uint64_t MAX_CAPACITY = UINT64_C(1) << 44;
 
 enum state { RELEASED, RESERVED, COMMITTED, LEASED };
@@ -45,13 +46,14 @@ static uint64_t granule_of(uint64_t bytes)
     return granule;
 }
 
-static uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+static uint64_t ceiling(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit; }
 
 /* Rounds up to four granules at a time, so that a quarter of the ring is a whole number of them. */
 uint64_t ss_payload_capacity(uint64_t bytes)
 {
     if (bytes == 0 || bytes > MAX_CAPACITY) return 0;
-    return round_up(bytes, 4 * granule_of(bytes));
+    uint64_t unit = 4 * granule_of(bytes);
+    return ceiling(bytes, unit) * unit;
 }
 
 uint64_t ss_payload_table_bytes(uint64_t capacity)
@@ -59,7 +61,7 @@ uint64_t ss_payload_table_bytes(uint64_t capacity)
     return sizeof(ss_payload_shared) + capacity / granule_of(capacity) * sizeof(ss_slot);
 }
 
-/* Fresh shared memory is all zeros: an empty ring whose slots are all RELEASED, generation 0. */
+/* Fresh shared memory is all zeros: every slot RELEASED, of generation 0. Returns 0: no memory. */
 int ss_payload_open(ss_payload_ring *ring, void *table, void *data, uint64_t capacity)
 {
     ring->shared = table;
@@ -68,14 +70,17 @@ int ss_payload_open(ss_payload_ring *ring, void *table, void *data, uint64_t cap
     ring->granule = granule_of(capacity);
     ring->slots = capacity / ring->granule;
     ring->space.word = &ring->shared->space_bell;
-    ring->head = atomic_load_explicit(&ring->shared->head, memory_order_relaxed);
-    ring->head_position = atomic_load_explicit(&ring->shared->head_position, memory_order_relaxed);
-    ring->tail = atomic_load_explicit(&ring->shared->tail, memory_order_relaxed);
-    ring->tail_position = atomic_load_explicit(&ring->shared->tail_position, memory_order_relaxed);
+    ring->spans = calloc(ring->slots, sizeof *ring->spans);
+    ring->held_map = calloc(ceiling(ring->slots, WORD_BITS), sizeof *ring->held_map);
     pthread_mutex_init(&ring->lock, NULL);
-    return ring->head - ring->tail <= ring->slots &&
-           ring->head_position - ring->tail_position <= capacity &&
-           ring->head_position % ring->granule == 0 && ring->tail_position % ring->granule == 0;
+    return ring->spans != NULL && ring->held_map != NULL;
+}
+
+void ss_payload_close(ss_payload_ring *ring)
+{
+    pthread_mutex_destroy(&ring->lock);
+    free(ring->held_map);
+    free(ring->spans);
 }
 
 static int is_shut(const ss_payload_ring *ring)
@@ -83,71 +88,50 @@ static int is_shut(const ss_payload_ring *ring)
     return atomic_load_explicit(ring->shut, memory_order_seq_cst) != 0;
 }
 
-static ss_slot *slot_of(const ss_payload_ring *ring, uint64_t generation)
+static uint64_t granules_of(const ss_payload_ring *ring, uint64_t nbytes)
 {
-    return &ring->shared->slots[(generation - 1) % ring->slots];
+    return nbytes ? ceiling(nbytes, ring->granule) : 1;
 }
 
-/* Moves (*tail, *position) over the released reservations in front of `head`. */
-static int skip_released(const ss_payload_ring *ring, uint64_t head, uint64_t *tail,
-                         uint64_t *position)
+/* Returns the granules of the live payload at `at`, after taking it back if it was released. */
+static uint64_t live_span(ss_payload_ring *ring, uint64_t at)
 {
-    while (*tail != head) {
-        ss_slot *slot = slot_of(ring, *tail + 1);
-        uint64_t tag = tag_of(*tail + 1, RELEASED);
-        if (atomic_load_explicit(&slot->tag, memory_order_acquire) != tag) return SS_TRUE;
-        uint64_t end = atomic_load_explicit(&slot->end, memory_order_acquire);
-        /* A reader that is not the producer may meet a slot that is being given anew. */
-        if (atomic_load_explicit(&slot->tag, memory_order_relaxed) != tag) return SS_TRUE;
-        uint64_t span = end - *position;
-        if (span == 0 || span > ring->capacity || span % ring->granule) return SS_CORRUPT;
-        *position = end;
-        *tail += 1;
+    if (ring->spans[at] == 0) return 0;
+    uint64_t tag = atomic_load_explicit(&ring->shared->slots[at].tag, memory_order_seq_cst);
+    if ((tag & 3) == RELEASED) ring->spans[at] = 0;
+    return ring->spans[at];
+}
+
+/* Returns the first of `need` free granules in a row, or `slots`. `at` only ever stops where a
+ * payload begins or on a free granule; a row does not go over the end. One turn, and the row that
+ * may lie across the cursor, is all there is to see. */
+static uint64_t find_room(ss_payload_ring *ring, uint64_t need)
+{
+    uint64_t at = ring->cursor, row = 0;
+    for (uint64_t seen = 0; seen < ring->slots + need;) {
+        if (at == ring->slots) at = row = 0;
+        uint64_t span = live_span(ring, at);
+        row = span ? 0 : row + 1;
+        at += span ? span : 1;
+        seen += span ? span : 1;
+        if (row == need) return at - need;
     }
-    return SS_TRUE;
-}
-
-static int reclaim(ss_payload_ring *ring)
-{
-    uint64_t tail = ring->tail, position = ring->tail_position;
-    if (skip_released(ring, ring->head, &tail, &position) != SS_TRUE) return SS_CORRUPT;
-    if (ring->head_position - position > ring->capacity) return SS_CORRUPT;
-    ring->tail = tail;
-    ring->tail_position = position;
-    atomic_store_explicit(&ring->shared->tail, tail, memory_order_release);
-    atomic_store_explicit(&ring->shared->tail_position, position, memory_order_release);
-    return SS_TRUE;
-}
-
-/* The tag is taken out of use first and set last. Release on every field: whoever sees a new field
- * sees that the old tag is gone, and knows that what was read does not belong together. */
-static ss_reservation fill_slot(ss_payload_ring *ring, uint64_t offset, uint64_t nbytes,
-                                uint64_t end)
-{
-    uint64_t generation = ring->head + 1;
-    ss_slot *slot = slot_of(ring, generation);
-    atomic_store_explicit(&slot->tag, 0, memory_order_relaxed);
-    atomic_store_explicit(&slot->offset, offset, memory_order_release);
-    atomic_store_explicit(&slot->nbytes, nbytes, memory_order_release);
-    atomic_store_explicit(&slot->end, end, memory_order_release);
-    atomic_store_explicit(&slot->tag, tag_of(generation, RESERVED), memory_order_release);
-    ring->head = generation;
-    ring->head_position = end;
-    atomic_store_explicit(&ring->shared->head, ring->head, memory_order_release);
-    atomic_store_explicit(&ring->shared->head_position, end, memory_order_release);
-    return (ss_reservation){SS_TRUE, offset, generation};
+    return ring->slots;
 }
 
 static ss_reservation reserve_locked(ss_payload_ring *ring, uint64_t nbytes)
 {
-    int status = reclaim(ring);
-    if (status != SS_TRUE) return (ss_reservation){.status = status};
-    uint64_t span = nbytes ? round_up(nbytes, ring->granule) : ring->granule;
-    uint64_t offset = ring->head_position % ring->capacity;
-    uint64_t skipped = ring->capacity - offset < span ? ring->capacity - offset : 0;
-    uint64_t room = ring->capacity - (ring->head_position - ring->tail_position);
-    if (skipped + span > room) return (ss_reservation){.status = SS_FALSE};
-    return fill_slot(ring, skipped ? 0 : offset, nbytes, ring->head_position + skipped + span);
+    uint64_t need = granules_of(ring, nbytes), at = find_room(ring, need);
+    if (at == ring->slots) return (ss_reservation){.status = SS_FALSE};
+    uint64_t generation = ++ring->generation;
+    ss_slot *slot = &ring->shared->slots[at];
+    atomic_fetch_add_explicit(&ring->shared->used, need * ring->granule, memory_order_relaxed);
+    atomic_store_explicit(&slot->nbytes, nbytes, memory_order_relaxed);
+    /* Release: whoever sees the tag sees the length too. */
+    atomic_store_explicit(&slot->tag, tag_of(generation, RESERVED), memory_order_release);
+    ring->spans[at] = (uint32_t)need;
+    ring->cursor = at + need;
+    return (ss_reservation){SS_TRUE, at * ring->granule, generation};
 }
 
 ss_reservation ss_payload_reserve(ss_payload_ring *ring, uint64_t nbytes)
@@ -160,6 +144,7 @@ ss_reservation ss_payload_reserve(ss_payload_ring *ring, uint64_t nbytes)
     return reservation;
 }
 
+/* The flag is not taken back once there is room: another thread of ours may sleep on it. */
 ss_reservation ss_payload_reserve_wait(ss_payload_ring *ring, uint64_t nbytes, int64_t timeout)
 {
     const ss_reservation shut = {.status = SS_SHUT};
@@ -182,18 +167,16 @@ int ss_payload_arm_space(ss_payload_ring *ring)
     return is_shut(ring) ? SS_SHUT : SS_TRUE;
 }
 
-/* Returns the slot that the handle names, or NULL. The bound holds whatever the slot says. */
+/* Returns the slot of a live payload, or NULL. The bounds hold whatever the slot says. */
 static ss_slot *find(const ss_payload_ring *ring, uint64_t offset, uint64_t generation,
                      uint64_t nbytes)
 {
-    if (generation == 0 || generation > UINT64_MAX >> 2) return NULL;
-    if (offset > ring->capacity || nbytes > ring->capacity - offset) return NULL;
-    ss_slot *slot = slot_of(ring, generation);
+    if (generation > UINT64_MAX >> 2 || offset % ring->granule) return NULL;
+    if (offset >= ring->capacity || nbytes > ring->capacity - offset) return NULL;
+    ss_slot *slot = &ring->shared->slots[offset / ring->granule];
     uint64_t tag = atomic_load_explicit(&slot->tag, memory_order_acquire);
     if (tag >> 2 != generation || (tag & 3) == RELEASED) return NULL;
-    if (atomic_load_explicit(&slot->offset, memory_order_relaxed) != offset) return NULL;
-    if (atomic_load_explicit(&slot->nbytes, memory_order_relaxed) != nbytes) return NULL;
-    return slot;
+    return atomic_load_explicit(&slot->nbytes, memory_order_relaxed) == nbytes ? slot : NULL;
 }
 
 static int move(ss_slot *slot, uint64_t generation, enum state from, enum state to)
@@ -203,7 +186,8 @@ static int move(ss_slot *slot, uint64_t generation, enum state from, enum state 
                                                    memory_order_seq_cst, memory_order_relaxed);
 }
 
-int ss_payload_check(ss_payload_ring *ring, uint64_t offset, uint64_t generation, uint64_t nbytes)
+int ss_payload_check(const ss_payload_ring *ring, uint64_t offset, uint64_t generation,
+                     uint64_t nbytes)
 {
     if (ring == NULL) return SS_SHUT;
     return find(ring, offset, generation, nbytes) ? SS_TRUE : SS_STALE;
@@ -217,17 +201,42 @@ int ss_payload_commit(ss_payload_ring *ring, uint64_t offset, uint64_t generatio
     return slot && move(slot, generation, RESERVED, COMMITTED) ? SS_TRUE : SS_STALE;
 }
 
+static int give_back(ss_payload_ring *ring, ss_slot *slot, uint64_t generation, uint64_t nbytes,
+                     enum state from)
+{
+    if (!move(slot, generation, from, RELEASED)) return SS_STALE;
+    uint64_t bytes = granules_of(ring, nbytes) * ring->granule;
+    atomic_fetch_sub_explicit(&ring->shared->used, bytes, memory_order_relaxed);
+    ss_bell_notify(&ring->space);
+    return SS_TRUE;
+}
+
 int ss_payload_release(ss_payload_ring *ring, uint64_t offset, uint64_t generation,
                        uint64_t nbytes)
 {
     if (ring == NULL) return SS_SHUT;
     ss_slot *slot = find(ring, offset, generation, nbytes);
-    if (slot == NULL || !(move(slot, generation, COMMITTED, RELEASED) ||
-                          move(slot, generation, RESERVED, RELEASED))) {
-        return SS_STALE;
+    if (slot == NULL) return SS_STALE;
+    int status = give_back(ring, slot, generation, nbytes, COMMITTED);
+    return status == SS_TRUE ? status : give_back(ring, slot, generation, nbytes, RESERVED);
+}
+
+/* Sets or clears the bits of a payload's granules, a word at a time. */
+static void mark_held(ss_payload_ring *ring, uint64_t offset, uint64_t nbytes, int held)
+{
+    uint64_t at = offset / ring->granule, end = at + granules_of(ring, nbytes);
+    while (at < end) {
+        uint64_t bit = at % WORD_BITS, count = WORD_BITS - bit;
+        if (count > end - at) count = end - at;
+        uint64_t mask = (UINT64_MAX >> (WORD_BITS - count)) << bit;
+        _Atomic uint64_t *word = &ring->held_map[at / WORD_BITS];
+        if (held) {
+            atomic_fetch_or_explicit(word, mask, memory_order_relaxed);
+        } else {
+            atomic_fetch_and_explicit(word, ~mask, memory_order_relaxed);
+        }
+        at += count;
     }
-    ss_bell_notify(&ring->space);
-    return SS_TRUE;
 }
 
 int ss_payload_lease(ss_payload_ring *ring, uint64_t offset, uint64_t generation, uint64_t nbytes)
@@ -236,18 +245,45 @@ int ss_payload_lease(ss_payload_ring *ring, uint64_t offset, uint64_t generation
     ss_slot *slot = find(ring, offset, generation, nbytes);
     if (slot == NULL || !move(slot, generation, COMMITTED, LEASED)) return SS_STALE;
     atomic_fetch_add_explicit(&ring->held, nbytes, memory_order_relaxed);
+    mark_held(ring, offset, nbytes, 1);
     return SS_TRUE;
 }
 
-/* Ends a lease: called by finalisers, from any thread, so it takes no lock. `data` is there for the
- * caller's finaliser protocol only. A slot that the peer has damaged is left as it is. */
-void ss_payload_unlease(ss_payload_ring *ring, uint64_t generation, uint64_t nbytes, char *data)
+/* Ends a lease. Finalisers call this, on any thread, so it takes no lock. `data` is what the
+ * caller's finaliser is handed, and not needed. Where the peer has damaged the slot, nothing can be
+ * released. */
+void ss_payload_unlease(ss_payload_ring *ring, uint64_t offset, uint64_t generation,
+                        uint64_t nbytes, char *data)
 {
     (void)data;
     atomic_fetch_sub_explicit(&ring->held, nbytes, memory_order_relaxed);
-    if (move(slot_of(ring, generation), generation, LEASED, RELEASED)) {
-        ss_bell_notify(&ring->space);
+    mark_held(ring, offset, nbytes, 0);
+    ss_slot *slot = &ring->shared->slots[offset / ring->granule];
+    give_back(ring, slot, generation, nbytes, LEASED);
+}
+
+/* Says whether granules from `at` to `end` have `need` in a row that no lease holds. */
+static int has_gap(const ss_payload_ring *ring, uint64_t at, uint64_t end, uint64_t need)
+{
+    uint64_t row = 0;
+    while (at < end && row < need) {
+        uint64_t word = atomic_load_explicit(&ring->held_map[at / WORD_BITS], memory_order_relaxed);
+        uint64_t count = word == 0 && at % WORD_BITS == 0 && end - at >= WORD_BITS ? WORD_BITS : 1;
+        row = word >> at % WORD_BITS & 1 ? 0 : row + count;
+        at += count;
     }
+    return row >= need;
+}
+
+/* SS_TRUE: with a lease on this payload too, the leases would still leave a gap for the largest. */
+int ss_payload_can_hold(const ss_payload_ring *ring, uint64_t offset, uint64_t generation,
+                        uint64_t nbytes)
+{
+    int status = ss_payload_check(ring, offset, generation, nbytes);
+    if (status != SS_TRUE) return status;
+    uint64_t first = offset / ring->granule, end = first + granules_of(ring, nbytes);
+    return has_gap(ring, 0, first, ring->slots / 4) ||
+           has_gap(ring, end, ring->slots, ring->slots / 4);
 }
 
 char *ss_payload_data(const ss_payload_ring *ring) { return (char *)ring->data; }
@@ -256,19 +292,12 @@ uint64_t ss_payload_size(const ss_payload_ring *ring) { return ring ? ring->capa
 
 uint64_t ss_payload_chunk(const ss_payload_ring *ring) { return ring ? ring->capacity / 4 : 0; }
 
-/* A snapshot, exact when nobody moves. The tail is read first: what is read later can only be further
- * on. A damaged table counts as a full ring. */
+/* The peer adds to this number too: whatever it says, the answer is one that a ring can give. */
 uint64_t ss_payload_used(const ss_payload_ring *ring)
 {
     if (ring == NULL) return 0;
-    uint64_t position = atomic_load_explicit(&ring->shared->tail_position, memory_order_acquire);
-    uint64_t tail = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
-    uint64_t head = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
-    if (head - tail > ring->slots) return ring->capacity;
-    int status = skip_released(ring, head, &tail, &position);
-    uint64_t end = atomic_load_explicit(&ring->shared->head_position, memory_order_acquire);
-    uint64_t used = end - position;
-    return status == SS_TRUE && used < ring->capacity ? used : ring->capacity;
+    uint64_t used = atomic_load_explicit(&ring->shared->used, memory_order_relaxed);
+    return used < ring->capacity ? used : ring->capacity;
 }
 
 uint64_t ss_payload_held(const ss_payload_ring *ring)

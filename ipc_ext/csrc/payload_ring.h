@@ -1,4 +1,4 @@
-/* Payload ring: room for tensors, given in order, returned in any order. See payload_ring.c. */
+/* Payload ring: room for tensors, released in any order. See payload_ring.c. */
 #pragma once
 #include "api.h"
 #include "bell.h"
@@ -6,21 +6,16 @@
 #include <pthread.h>
 #include <stdalign.h>
 
-/* One reservation. Its tag is generation << 2 | state. */
+/* What is said about the payload that begins at a granule. The tag is generation << 2 | state. */
 typedef struct {
     _Atomic uint64_t tag;
-    _Atomic uint64_t offset; /* of the payload in the data region */
     _Atomic uint64_t nbytes;
-    _Atomic uint64_t end; /* position (bytes ever reserved) just past it */
 } ss_slot;
 
 typedef struct {
-    alignas(64) _Atomic uint64_t head; /* reservations ever made; the producer writes this line */
-    _Atomic uint64_t head_position;    /* bytes ever reserved */
-    _Atomic uint64_t tail;             /* reservations ever reclaimed */
-    _Atomic uint64_t tail_position;
+    alignas(64) _Atomic uint64_t used;   /* bytes; the producer adds, whoever releases subtracts */
     alignas(64) ss_bell_word space_bell; /* producers sleep here */
-    alignas(64) ss_slot slots[];
+    alignas(64) ss_slot slots[];         /* one for each granule */
 } ss_payload_shared;
 
 struct ss_payload_ring {
@@ -30,11 +25,14 @@ struct ss_payload_ring {
     unsigned char *data;
     uint64_t capacity, granule, slots;
     ss_bell space;
-    _Atomic uint64_t held; /* bytes under leases of this process */
+    _Atomic uint64_t held;      /* bytes under leases of this process */
+    _Atomic uint64_t *held_map; /* one bit for each granule of theirs */
     alignas(64) pthread_mutex_t lock; /* producers of this process; guards the rest */
-    uint64_t head, head_position;
-    uint64_t tail, tail_position;
+    uint64_t generation;
+    uint64_t cursor; /* granule where the search for room begins */
+    uint32_t *spans; /* granules of the live payload that begins here; 0: none does */
 };
 
 uint64_t ss_payload_table_bytes(uint64_t capacity);
 int ss_payload_open(ss_payload_ring *ring, void *table, void *data, uint64_t capacity);
+void ss_payload_close(ss_payload_ring *ring);

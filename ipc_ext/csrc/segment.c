@@ -2,18 +2,18 @@
  *
  *     header | control | submissions | results | inputs: table, data | outputs: table, data
  *
- * each part on a page of its own. The layout (five numbers) decides every offset; the header records
- * them nevertheless, so that a peer built with other structures is refused rather than misread. Whoever
- * attaches copies the header once, checks the copy, computes everything anew from it and never looks
- * at the shared one again.
+ * each part on a page of its own. The layout (five numbers) decides every offset; the header
+ * records them nevertheless, so that a peer built with other structures is refused rather than
+ * misread. Whoever attaches copies the header once, checks the copy, computes everything anew from
+ * it and never looks at the shared one again.
  *
- * A mapping lives as long as somebody holds a reference: the caller's segment, each ring handed out,
- * and through them each lease. The last one to go unmaps, on whatever thread that is. A worker keeps a
- * duplicate of the doorbell for the same time, so that a lease that ends late never writes to a
- * descriptor number that has become another file.
+ * A mapping lives as long as somebody holds a reference: the caller's segment, each ring handed
+ * out, and through them each lease. The last one to go unmaps, on whatever thread that is. A worker
+ * keeps a duplicate of the doorbell for the same time, so that a lease that ends late never writes
+ * to a descriptor number that has become another file.
  *
- * Who sleeps where: the engine on the doorbell, for results to drain and for room in submissions and
- * inputs; the worker on futexes, for submissions to drain and for room in results and outputs.
+ * Who sleeps where: the engine on the doorbell, for results to drain and for room in submissions
+ * and inputs; the worker on futexes, for submissions to drain and for room in results and outputs.
  */
 #define _GNU_SOURCE
 #include "segment.h"
@@ -28,6 +28,7 @@ static const uint64_t MAGIC = UINT64_C(0x6d72747365646973); /* "sidestrm" */
 static const uint64_t VERSION = 1;
 static const uint64_t PAGE = 4096;
 static const uint64_t MAX_CANCEL_SLOTS = 1 << 20;
+static const char *const OUT_OF_MEMORY = "out of memory";
 
 static uint64_t place(uint64_t *end, uint64_t bytes)
 {
@@ -78,8 +79,8 @@ void *ss_map(int fd, uint64_t bytes)
     return base == MAP_FAILED ? NULL : base;
 }
 
-/* Describes fresh, zeroed memory. Zeros are empty rings, so the header and the first heartbeat are all
- * there is to write. */
+/* Describes fresh, zeroed memory. Zeros are empty rings, so the header and the first heartbeat are
+ * all there is to write. */
 static const char *write_header(void *base, uint64_t bytes, const ss_layout *layout)
 {
     ss_header header = {.magic = MAGIC, .version = VERSION, .layout = *layout};
@@ -101,12 +102,12 @@ static const char *check_header(const ss_header *header, uint64_t bytes)
     if (header->version != VERSION) return "a segment of another version";
     ss_layout layout = header->layout;
     uint64_t needed, offsets[SS_PARTS];
-    if (ss_layout_settle(&layout, &needed)) return "the header describes an impossible layout";
-    if (memcmp(&layout, &header->layout, sizeof layout)) return "the header's layout is not settled";
+    if (ss_layout_settle(&layout, &needed)) return "the layout is impossible";
+    if (memcmp(&layout, &header->layout, sizeof layout)) return "the layout is not settled";
     if (needed != header->bytes || needed != bytes) return "the size does not fit the layout";
     place_parts(&layout, offsets);
-    if (memcmp(offsets, header->offsets, sizeof offsets)) return "the offsets do not fit the layout";
-    return NULL;
+    int differ = memcmp(offsets, header->offsets, sizeof offsets);
+    return differ ? "the offsets do not fit the layout" : NULL;
 }
 
 static int open_parts(ss_segment *segment, const uint64_t offsets[SS_PARTS])
@@ -114,15 +115,14 @@ static int open_parts(ss_segment *segment, const uint64_t offsets[SS_PARTS])
     unsigned char *base = segment->base;
     const ss_layout *layout = &segment->layout;
     ss_control_open(&segment->control, base + offsets[SS_PART_CONTROL], layout->cancel_slots);
-    int submissions = ss_envelope_open(&segment->submissions, base + offsets[SS_PART_SUBMISSIONS],
-                                       layout->submission_bytes);
-    int results = ss_envelope_open(&segment->results, base + offsets[SS_PART_RESULTS],
-                                   layout->result_bytes);
+    ss_envelope_open(&segment->submissions, base + offsets[SS_PART_SUBMISSIONS],
+                     layout->submission_bytes);
+    ss_envelope_open(&segment->results, base + offsets[SS_PART_RESULTS], layout->result_bytes);
     int inputs = ss_payload_open(&segment->inputs, base + offsets[SS_PART_INPUTS],
                                  base + offsets[SS_PART_INPUT_DATA], layout->input_bytes);
     int outputs = ss_payload_open(&segment->outputs, base + offsets[SS_PART_OUTPUTS],
                                   base + offsets[SS_PART_OUTPUT_DATA], layout->output_bytes);
-    return submissions && results && inputs && outputs;
+    return inputs && outputs;
 }
 
 /* Gives each part its way back here and its bells their way to ring. */
@@ -146,8 +146,8 @@ static void dispose(ss_segment *segment)
     munmap(segment->base, segment->bytes);
     pthread_mutex_destroy(&segment->submissions.lock);
     pthread_mutex_destroy(&segment->results.lock);
-    pthread_mutex_destroy(&segment->inputs.lock);
-    pthread_mutex_destroy(&segment->outputs.lock);
+    ss_payload_close(&segment->inputs);
+    ss_payload_close(&segment->outputs);
     free(segment);
 }
 
@@ -164,7 +164,6 @@ static ss_segment *allocate(void *base, const ss_header *header, int doorbell)
     return segment;
 }
 
-/* Both of the next two take over the mapping, also when they refuse it. */
 static const char *open_segment(void *base, uint64_t bytes, int doorbell, ss_segment **out)
 {
     ss_header header;
@@ -174,18 +173,19 @@ static const char *open_segment(void *base, uint64_t bytes, int doorbell, ss_seg
     if (segment == NULL) {
         munmap(base, bytes);
         if (doorbell >= 0) close(doorbell);
-        return wrong ? wrong : "out of memory";
+        return wrong ? wrong : OUT_OF_MEMORY;
     }
     if (!open_parts(segment, header.offsets)) {
         dispose(segment);
-        return "a ring's cursors are impossible";
+        return OUT_OF_MEMORY;
     }
     connect_parts(segment);
     *out = segment;
     return NULL;
 }
 
-/* The engine's side. It never rings its own doorbell from here, and keeps no duplicate of it. */
+/* The engine's side. It never rings its own doorbell from here, and keeps no duplicate of it. Takes
+ * over the mapping, also when it fails, as does the next. */
 const char *ss_segment_create(void *base, uint64_t bytes, const ss_layout *layout,
                               ss_segment **out)
 {
@@ -195,15 +195,23 @@ const char *ss_segment_create(void *base, uint64_t bytes, const ss_layout *layou
     return wrong;
 }
 
-/* The worker's side. */
+/* The worker's side. The private halves of the rings begin at zero, so a second worker would write
+ * over what the first has sent. */
 const char *ss_segment_attach(void *base, uint64_t bytes, int doorbell, ss_segment **out)
 {
     int duplicate = fcntl(doorbell, F_DUPFD_CLOEXEC, 0);
-    if (duplicate >= 0 && bytes >= PAGE) return open_segment(base, bytes, duplicate, out);
-    munmap(base, bytes);
-    if (duplicate < 0) return "the doorbell is not a descriptor";
-    close(duplicate);
-    return "smaller than a header";
+    if (duplicate < 0 || bytes < PAGE) {
+        munmap(base, bytes);
+        if (duplicate < 0) return "the doorbell is not a descriptor";
+        close(duplicate);
+        return "smaller than a header";
+    }
+    const char *wrong = open_segment(base, bytes, duplicate, out);
+    if (wrong) return wrong;
+    _Atomic uint32_t *attached = &(*out)->control.shared->attached;
+    if (atomic_exchange_explicit(attached, 1, memory_order_relaxed) == 0) return NULL;
+    dispose(*out);
+    return "a worker has attached to this segment before";
 }
 
 /* Sets the flag, then rings every futex bell, armed or not. The caller rings the doorbell. */
