@@ -57,8 +57,8 @@ class DiffusionWorker:
         self._defaults = dict(getattr(pipeline, "sidestream_defaults", None) or {})
         self._inputs = InputStore(segment.inputs, device)
         outputs = segment.outputs
-        self._platform.register_host_memory(outputs.address, outputs.capacity)
-        self._unregister = lambda: self._platform.unregister_host_memory(outputs.address)
+        self._outputs = outputs
+        self._registered = self._platform.register_host_memory(outputs.address, outputs.capacity)
         self._output_thread = AsyncOutputThread(
             outputs,
             self._platform,
@@ -69,6 +69,7 @@ class DiffusionWorker:
         )
         self._exposed: dict[str, Callable[..., Any]] = {
             "runner_statistics": self._runner.statistics,
+            "device_statistics": self._device_statistics,
         }
 
     def __enter__(self) -> DiffusionWorker:
@@ -82,7 +83,8 @@ class DiffusionWorker:
         tb: TracebackType | None,
     ) -> None:
         self._output_thread.close()
-        self._unregister()
+        if self._registered:
+            self._platform.unregister_host_memory(self._outputs.address)
 
     def capabilities(self) -> dict[str, Any]:
         """Tell what the pipeline takes, and where it runs."""
@@ -101,6 +103,13 @@ class DiffusionWorker:
         if method not in self._exposed:
             raise ValueError(f"no method {method!r}; there are {', '.join(self._exposed)}")
         return self._exposed[method](*args)
+
+    def _device_statistics(self) -> dict[str, Any]:
+        return {
+            "device": str(self._platform.device),
+            "output_ring_registered": self._registered,
+            **self._platform.memory_info(),
+        }
 
     def execute_model_batch(self, requests: Sequence[NewRequestData]) -> None:
         """Run one wave to completion; phases are reported as they end."""

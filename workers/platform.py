@@ -165,6 +165,7 @@ class CudaPlatform(Platform):
         _cuda.init()
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
         self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
         self._side = _cuda.Stream(self.device)
         self._anchor: Mark | None = None
 

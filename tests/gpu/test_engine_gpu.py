@@ -1,0 +1,89 @@
+"""The whole path on a CUDA device: registered ring, side stream, both phases, right bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trio
+
+from sidestream.engine import EngineConfig, ExecutionError, open_engine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def synthetic(executor: str, **options: Any) -> EngineConfig:
+    return EngineConfig(
+        model="synthetic",
+        model_options={
+            "forward_ms": 2,
+            "steps": 2,
+            "shape": (1, 3, 512, 512),
+            "dtype": "bf16",
+            **options,
+        },
+        executor=executor,
+        device="cuda",
+        output_ring_bytes=64 << 20,
+    )
+
+
+@pytest.mark.parametrize("executor", ["mp", "uni"])
+async def test_every_byte_is_right_under_load(executor: str) -> None:
+    async with open_engine(synthetic(executor)) as engine:
+        [device] = await engine.collective_rpc("device_statistics")
+        assert device["output_ring_registered"]
+        seeds = iter(range(400))
+
+        async def caller() -> None:
+            for seed in seeds:
+                result = await engine.generate("a", seed=seed, output_type="raw")
+                values = np.unique(result.output.numpy())
+                assert values.tolist() == [seed % 251]
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(caller)
+        await engine.wait_idle()
+        assert engine.statistics().ring_bytes_used == 0
+
+
+async def test_phases_are_in_order_on_the_device_clock() -> None:
+    async with open_engine(synthetic("mp", forward_ms=20)) as engine:
+        for seed in range(5):
+            timings = (await engine.generate("a", seed=seed, output_type="raw")).timings
+            device = timings.device
+            assert device.forward_start < device.forward_end < device.copy_end
+            assert 0.01 < timings.forward < 0.2
+
+
+async def test_a_large_output_goes_in_pieces() -> None:
+    async with open_engine(synthetic("mp", shape=(1, 24, 1024, 1024))) as engine:
+        result = await engine.generate("a", seed=77, output_type="raw")
+        assert np.unique(result.output.numpy()).tolist() == [77]
+
+
+async def test_a_failed_request_leaves_the_device_usable() -> None:
+    async with open_engine(synthetic("mp", fail_at_step=1)) as engine:
+        with pytest.raises(ExecutionError):
+            await engine.generate("fail")
+        result = await engine.generate("a", seed=5, output_type="raw")
+        assert np.unique(result.output.numpy()).tolist() == [5]
+
+
+@pytest.mark.parametrize("family", ["sd15", "sdxl", "sd3", "flux"])
+async def test_a_tiny_pipeline_gives_what_plain_diffusers_gives(family: str) -> None:
+    from sidestream.workers.models import load_pipeline
+
+    plain = load_pipeline(f"random:{family}", {}, device="cuda", dtype=None)
+    expected = plain(
+        "a cat", generator=torch.Generator("cpu").manual_seed(3), num_inference_steps=3
+    ).images[0]
+    async with open_engine(model=f"random:{family}", device="cuda", executor="mp") as engine:
+        result = await engine.generate("a cat", seed=3, num_inference_steps=3)
+    assert np.array_equal(np.asarray(expected), np.asarray(result.output))
