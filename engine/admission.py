@@ -64,7 +64,7 @@ def prepare(
         raise RequestError(
             f"extra_args hold arrays of {size} bytes; at most {input_limit} are accepted"
         )
-    if len(msgspec.msgpack.encode(plain)) > CALL_LIMIT:
+    if _size_of(plain) > CALL_LIMIT:
         raise RequestError(
             f"the request takes more than {CALL_LIMIT} bytes; give large data as arrays"
         )
@@ -73,6 +73,13 @@ def prepare(
         raise RequestError(f"seed + num_outputs must not pass {SEED_LIMIT}")
     seeds = tuple(range(seed, seed + sampling.num_outputs))
     return PreparedRequest(request, plain, inputs, seeds, _key(plain, inputs, sampling.output_type))
+
+
+def _size_of(plain: dict[str, Any]) -> int:
+    try:
+        return len(msgspec.msgpack.encode(plain))
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise RequestError(f"extra_args cannot be sent: {error}") from None
 
 
 def _arguments(request: DiffusionRequest, capabilities: Capabilities) -> dict[str, Any]:
@@ -93,6 +100,8 @@ def _arguments(request: DiffusionRequest, capabilities: Capabilities) -> dict[st
             raise RequestError(
                 f"extra_args must not hold {name!r}: it has a parameter of its own or is set here"
             )
+        if not name.isidentifier():
+            raise RequestError(f"extra_args must hold names of arguments, not {name!r}")
         given[name] = value
     if sampling.num_outputs != 1:
         if count is None:

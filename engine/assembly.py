@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ..ipc_ext.messages import TensorPiece
-from ..ipc_ext.tensors import HostTensor
+from ..ipc_ext.tensors import HostTensor, TensorDescriptor
 from .claims import ProtocolError
 
 
@@ -27,11 +27,12 @@ class PieceSource(Protocol):
 
 
 class _Gathering:
-    """A tensor of which some pieces have come."""
+    """A tensor of which the first bytes have come."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.memory = bytearray(nbytes)
-        self.missing = nbytes
+    def __init__(self, descriptor: TensorDescriptor) -> None:
+        self.descriptor = descriptor
+        self.memory = bytearray(descriptor.nbytes)
+        self.filled = 0
 
 
 class OutputAssembly:
@@ -42,14 +43,20 @@ class OutputAssembly:
         self._gathering: dict[str, _Gathering] = {}
 
     def add(self, piece: TensorPiece, source: PieceSource) -> None:
-        """Take a piece.
+        """Take a piece; those of one tensor come in order.
 
         Raises:
-          ProtocolError: it does not fit what its descriptor says.
+          ProtocolError: it does not follow what came, or does not fit what its descriptor says.
         """
         nbytes = piece.descriptor.nbytes
         size = piece.handle.nbytes
-        if piece.name in self._whole or piece.at + size > nbytes:
+        gathering = self._gathering.get(piece.name)
+        follows = piece.name not in self._whole and (
+            piece.at == 0
+            if gathering is None
+            else (piece.at, piece.descriptor) == (gathering.filled, gathering.descriptor)
+        )
+        if not follows or piece.at + size > nbytes:
             source.release(piece)
             raise ProtocolError(
                 f"a piece of {size} bytes at {piece.at} does not fit {piece.name!r}"
@@ -58,10 +65,11 @@ class OutputAssembly:
         if size == nbytes:
             self._finish(piece, lease)
             return
-        gathering = self._gathering.setdefault(piece.name, _Gathering(nbytes))
+        if gathering is None:
+            gathering = self._gathering[piece.name] = _Gathering(piece.descriptor)
         gathering.memory[piece.at : piece.at + size] = lease
-        gathering.missing -= size
-        if not gathering.missing:
+        gathering.filled += size
+        if gathering.filled == nbytes:
             del self._gathering[piece.name]
             self._finish(piece, gathering.memory)
 

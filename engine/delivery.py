@@ -27,6 +27,7 @@ class Mailbox:
         self.progress: tuple[int, int | None] | None = None
         self.error: BaseException | None = None
         self.delivered = False
+        self.collected = False
 
     @property
     def settled(self) -> bool:
@@ -52,9 +53,13 @@ class Mailbox:
     def fail(self, error: BaseException) -> None:
         """Tell the error; the first outcome stands, but an abort may still overtake a result not
         yet handed out."""
-        if self.error is None:
+        if self.error is None and not self.collected:
             self.error = error
             self._signal.set()
+
+    def collect(self) -> None:
+        """Note that the caller has the result."""
+        self.collected = self.error is None
 
     async def wait(self, deadline: float) -> bool:
         """Wait for news; False if the deadline came first."""

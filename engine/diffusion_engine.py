@@ -147,7 +147,8 @@ class DiffusionEngine:
         """Wait until no request is in the engine and no worker holds one."""
         await trio.lowlevel.checkpoint()
         while not self._ledger.is_idle:
-            self._idle = trio.Event()
+            if self._idle.is_set():
+                self._idle = trio.Event()
             await self._idle.wait()
 
     # -- health

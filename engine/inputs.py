@@ -12,10 +12,12 @@ import numpy as np
 from PIL import Image
 
 from ..ipc_ext.messages import Form
-from ..ipc_ext.tensors import DTYPES, TensorDescriptor
+from ..ipc_ext.tensors import DTYPES, MAX_RANK, TensorDescriptor
 from .errors import RequestError
 from .executor.base import InputTensor
 
+DEPTH_LIMIT = 32
+"""Of lists and tables in each other: a worker's decoder stops at a few hundred."""
 _PIL_MODES = ("L", "RGB", "RGBA")
 
 
@@ -56,30 +58,40 @@ def _input(name: str, value: Any) -> InputTensor:
         picture = value if value.mode in _PIL_MODES else value.convert("RGB")
         return _describe(name, "pil", np.asarray(picture), "uint8")
     if isinstance(value, np.ndarray):
-        return _describe(name, "numpy", value, value.dtype.name)
+        _check_dtype(name, value.dtype.name)
+        native = value.astype(value.dtype.newbyteorder("="), copy=False)
+        return _describe(name, "numpy", native, value.dtype.name)
+    dtype = str(value.dtype).removeprefix("torch.")
+    _check_dtype(name, dtype)
     tensor = value.detach().cpu().contiguous()
-    dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype == "bfloat16":  # numpy has no such dtype; the bytes travel as they are
         tensor = tensor.view(sys.modules["torch"].int16)
     return _describe(name, "torch", tensor.numpy(), dtype)
 
 
 def _describe(name: str, form: Form, array: np.ndarray[Any, Any], dtype: str) -> InputTensor:
-    if dtype not in DTYPES:
-        raise RequestError(f"{name} has dtype {dtype}; valid dtypes: {', '.join(DTYPES)}")
+    if array.ndim > MAX_RANK:
+        raise RequestError(f"{name} has {array.ndim} dimensions; at most {MAX_RANK} are accepted")
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return InputTensor(name, form, TensorDescriptor(dtype, array.shape), data.data)
 
 
-def _check_plain(name: str, value: Any) -> None:
-    if value is None or isinstance(value, (bool, int, float, str)):
+def _check_dtype(name: str, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise RequestError(f"{name} has dtype {dtype}; valid dtypes: {', '.join(DTYPES)}")
+
+
+def _check_plain(name: str, value: Any, depth: int = 0) -> None:
+    if type(value) in (type(None), bool, int, float, str):
         return
+    if depth == DEPTH_LIMIT:
+        raise RequestError(f"{name} is nested more than {DEPTH_LIMIT} deep")
     if isinstance(value, (list, tuple)):
         for item in value:
-            _check_plain(name, item)
-    elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            _check_plain(name, item, depth + 1)
+    elif isinstance(value, dict) and all(type(key) is str for key in value):
         for item in value.values():
-            _check_plain(name, item)
+            _check_plain(name, item, depth + 1)
     else:
         raise RequestError(
             f"{name} holds a {type(value).__name__}; valid are numbers, strings, lists and tables"

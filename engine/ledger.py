@@ -256,7 +256,7 @@ class ClaimLedger:
         mailbox = claim.mailbox
         if mailbox.error is not None and not isinstance(mailbox.error, RequestAborted):
             self.ended["failed"] += 1
-        elif mailbox.delivered and mailbox.error is None:
+        elif mailbox.collected:
             self.ended["completed"] += 1
         else:
             self.ended["aborted"] += 1

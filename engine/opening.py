@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import trio
 
@@ -48,7 +48,7 @@ async def open_engine(
             finally:
                 stop.set()
     except BaseExceptionGroup as group:
-        raise _that_matters(group) from None
+        _reraise(_that_matters(group))
 
 
 @trio.lowlevel.enable_ki_protection
@@ -91,6 +91,17 @@ def _that_matters(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return group.exceptions[0]
 
 
+def _reraise(error: BaseException) -> NoReturn:
+    """Raise an exception of a group as it was: a plain `raise` would give it the group as its
+    context, and `from None` would take its cause away."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+        del error, context  # a frame that its own exception refers to is a cycle
+
+
 async def generate(
     config: EngineConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
     prompts: str | DiffusionRequest | Iterable[str | DiffusionRequest],
@@ -124,5 +135,5 @@ async def generate(
                 for index, request in enumerate(requests):
                     nursery.start_soon(run, index, request)
         except BaseExceptionGroup as group:
-            raise _that_matters(group) from None
+            _reraise(_that_matters(group))
     return [results[index] for index in range(len(requests))]

@@ -65,7 +65,11 @@ class RequestStream:
             while not mailbox.settled:
                 await self._wait()
             if mailbox.error is None:
-                self._result = await self._finish()
+                try:
+                    self._result = await self._finish()
+                except Exception as error:
+                    mailbox.fail(error)
+                mailbox.collect()
         if mailbox.error is not None:
             raise mailbox.error
         assert self._result is not None

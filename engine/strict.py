@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
+import re
+import reprlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 Check = Callable[[Any], Any]
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def option(default: Any, check: Check, doc: str) -> Any:
@@ -61,7 +65,9 @@ class Strict(metaclass=_StrictMeta):
             try:
                 object.__setattr__(self, field.name, check(value))
             except ValueError as wrong:
-                raise self.error(f"{field.name} must be {wrong}, not {value!r}") from None
+                raise self.error(
+                    f"{field.name} must be {wrong}, not {reprlib.repr(value)}"
+                ) from None
 
 
 def whole(low: int, high: int | None = None, *, optional: bool = False) -> Check:
@@ -82,19 +88,18 @@ def whole(low: int, high: int | None = None, *, optional: bool = False) -> Check
     return check
 
 
-def number(low: float, high: float = math.inf, *, optional: bool = False) -> Check:
+def number(low: float, high: float = sys.float_info.max, *, optional: bool = False) -> Check:
     """Accept a finite int or float from `low` to `high`, both included."""
     valid = (
         f"a number of at least {low:g}"
-        if high == math.inf
+        if high == sys.float_info.max
         else f"a number from {low:g} to {high:g}"
     )
 
     def check(value: Any) -> Any:
         if value is None and optional:
             return None
-        right = type(value) in (int, float) and math.isfinite(value) and low <= value <= high
-        if not right:
+        if type(value) not in (int, float) or not low <= value <= high:
             raise ValueError(valid + (" or None" if optional else ""))
         return float(value)
 
@@ -105,8 +110,10 @@ def choice(*values: str, optional: bool = False) -> Check:
     """Accept one of the given strings."""
 
     def check(value: Any) -> Any:
-        if (value is None and optional) or (isinstance(value, str) and value in values):
-            return value
+        if value is None and optional:
+            return None
+        if isinstance(value, str) and value in values:
+            return values[values.index(value)]  # a plain string also for an enum's member
         raise ValueError(
             "one of " + ", ".join(map(repr, values)) + (" or None" if optional else "")
         )
@@ -115,15 +122,16 @@ def choice(*values: str, optional: bool = False) -> Check:
 
 
 def text(limit: int, *, optional: bool = False, empty: bool = False) -> Check:
-    """Accept a string of at most `limit` characters."""
+    """Accept a string of at most `limit` characters that UTF-8 can encode."""
+    valid = f"a {'' if empty else 'non-empty '}string of at most {limit} characters"
 
     def check(value: Any) -> Any:
         if value is None and optional:
             return None
-        if not isinstance(value, str) or len(value) > limit or not (value or empty):
-            raise ValueError(
-                f"a {'' if empty else 'non-empty '}string of at most {limit} characters"
-            )
+        if type(value) is not str or len(value) > limit or not (value or empty):
+            raise ValueError(valid + (" or None" if optional else ""))
+        if _LONE_SURROGATE.search(value):
+            raise ValueError("valid Unicode")
         return value
 
     return check
