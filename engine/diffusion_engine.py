@@ -3,10 +3,9 @@ executor."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import trio
@@ -26,7 +25,7 @@ from .executor import DiffusionExecutor, cancel_slots_for
 from .host_stage import HostStage
 from .ledger import ClaimLedger
 from .request import DiffusionRequest
-from .result import DiffusionResult
+from .result import DiffusionResult, Started
 from .sched import RequestScheduler
 from .signals import Signal
 from .statistics import EngineStatistics, engine_statistics
@@ -95,6 +94,7 @@ class DiffusionEngine:
             return await events.result()
 
     @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
     async def stream(
         self, prompt: str | DiffusionRequest | None = None, **params: Any
     ) -> AsyncIterator[RequestStream]:
@@ -205,11 +205,16 @@ class DiffusionEngine:
         required = set(self._capabilities["required"]) - {"prompt"}
         if required:  # an image-to-image pipeline, say: nobody can guess its inputs
             return
-        async with trio.open_nursery() as nursery:
+        async with AsyncExitStack() as streams:
+            begun = []
             for _ in range(self.config.num_workers):
-                nursery.start_soon(
-                    functools.partial(self.generate, prompt, seed=0, output_type="raw", **steps)
-                )
+                request = self.stream(prompt, seed=0, output_type="raw", **steps)
+                stream = await streams.enter_async_context(request)
+                while not isinstance(await anext(stream), Started):
+                    pass
+                begun.append(stream)
+            for stream in begun:
+                await stream.result()
 
     async def close(self) -> None:
         """End every request, then the workers; those that were never ready are killed at once.
@@ -281,11 +286,11 @@ class DiffusionEngine:
         outputs."""
         config = self.config
         free = [
-            (len(load.waves), worker)
+            (len(load.waves), load.dispatched, worker)
             for worker, load in enumerate(self._ledger.loads)
             if len(load.waves) < config.dispatch_depth and load.outputs < config.max_pending_outputs
         ]
-        return min(free)[1] if free else None
+        return min(free)[-1] if free else None
 
     def _on_change(self) -> None:
         self._changed.set()

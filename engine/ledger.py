@@ -39,6 +39,7 @@ class WorkerLoad:
     def __init__(self, cancel_slots: int) -> None:
         self.waves: dict[int, set[int]] = {}
         self.outputs = 0
+        self.dispatched = 0
         self.free_slots = list(range(cancel_slots))
         self.cancel_slots = cancel_slots
 
@@ -86,7 +87,6 @@ class ClaimLedger:
         self.loads = [WorkerLoad(cancel_slots) for _ in range(num_workers)]
         self._pieces = [_Pieces(executor, worker) for worker in range(num_workers)]
         self.ended = {"completed": 0, "failed": 0, "aborted": 0}
-        self.dispatched_waves = 0
 
     # -- what is there
 
@@ -140,7 +140,7 @@ class ClaimLedger:
         wave, self._next_wave = self._next_wave, self._next_wave + 1
         load = self.loads[worker]
         load.waves[wave] = {claim.async_output_id for claim in claims}
-        self.dispatched_waves += 1
+        load.dispatched += 1
         for claim in claims:
             claim.worker, claim.wave = worker, wave
             claim.cancel_slot = load.free_slots.pop()

@@ -85,7 +85,7 @@ def engine_statistics(
         pending_outputs=sum(load.outputs for load in loads),
         claims=len(ledger),
         waves=sum(len(load.waves) for load in loads),
-        waves_dispatched=ledger.dispatched_waves,
+        waves_dispatched=sum(load.dispatched for load in loads),
         cancel_slots_used=sum(load.cancel_slots - len(load.free_slots) for load in loads),
         **ledger.ended,
         ring_bytes=sum(worker.output_ring_bytes for worker in workers),
