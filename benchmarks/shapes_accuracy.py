@@ -1,6 +1,6 @@
 """How often does the embedded model draw what it was asked for, through sidestream?
 
-Runs unseen prompts through an engine, judges each picture with the oracle, and prints one JSON object.
+Runs unseen prompts through an engine, judges each picture with the oracle, prints one JSON object.
 
     python benchmarks/shapes_accuracy.py --prompts 200 --executor mp
 """

@@ -1,4 +1,4 @@
-"""A plain `trio.run` script: many prompts, a few at a time, each with a deadline, all gone at the first Ctrl-C.
+"""A plain `trio.run` script: many prompts, each with a deadline, all gone at Ctrl-C.
 
 python examples/batch.py out/
 """
@@ -6,7 +6,6 @@ python examples/batch.py out/
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import trio
 
@@ -31,16 +30,16 @@ async def draw(engine: DiffusionEngine, prompt: str, target: trio.Path) -> None:
     print(f"{target}: {prompt} ({result.timings.total:.2f} s)")
 
 
-async def main(folder: Path) -> None:
+async def main(folder: trio.Path) -> None:
     """Draw everything."""
-    folder.mkdir(parents=True, exist_ok=True)
+    await folder.mkdir(parents=True, exist_ok=True)
     async with (
         open_engine(model="shapes", executor="mp", max_num_seqs=4) as engine,
         trio.open_nursery() as nursery,
     ):
         for index, prompt in enumerate(PROMPTS):
-            nursery.start_soon(draw, engine, prompt, trio.Path(folder, f"{index:02}.png"))
+            nursery.start_soon(draw, engine, prompt, folder / f"{index:02}.png")
 
 
 if __name__ == "__main__":
-    trio.run(main, Path(sys.argv[1] if len(sys.argv) > 1 else "out"))
+    trio.run(main, trio.Path(sys.argv[1] if len(sys.argv) > 1 else "out"))
