@@ -80,8 +80,8 @@ class DiffusionModelRunner:
         """
         self._pipeline = pipeline
         self._platform = platform
-        self._hub = Hub(pipeline, platform)
-        self._batcher = Batcher(self._hub, merge=merge)
+        self._hub = Hub(pipeline, platform, merge=merge)
+        self._batcher = Batcher(self._hub)
 
     def capabilities(self) -> dict[str, Any]:
         """Describe the pipeline in plain values; see `capabilities_of`."""
@@ -159,8 +159,8 @@ class _Wave:
         if error is None:
             try:
                 return RunnerOutput(request_id, tensors_of(value, latent=latent))
-            except TypeError as wrong:
-                error = wrong
+            except Exception as odd:  # what the pipeline returned is its own affair
+                error = odd
         return self._failure(request_id, error)
 
     def _failure(self, request_id: str, error: Exception) -> RunnerOutput:

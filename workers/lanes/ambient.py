@@ -74,11 +74,11 @@ class ThreadState:
             seed: What the global generators are seeded with.
         """
         assert self._base is not None
-        self._put_aside()
+        current = self._put_aside()
         bits = self._bits.take()
         values = self.slots.fresh(self._base.values)
         ambient = Ambient(self._base.modes, values, Entropy(self.generators, bits), bits)
-        write_modes(ambient.modes, self.modes())
+        write_modes(ambient.modes, current)
         self.slots.write(values)
         ambient.entropy.seed(seed)
         self._current = ambient
@@ -88,8 +88,7 @@ class ThreadState:
         """Let `ambient` own the thread, putting aside what the present owner has."""
         if ambient is self._current:
             return
-        self._put_aside()
-        write_modes(ambient.modes, self.modes())
+        write_modes(ambient.modes, self._put_aside())
         ambient.pause.end()
         self.slots.write(ambient.values)
         ambient.entropy.apply()
@@ -101,13 +100,15 @@ class ThreadState:
             self._current = None
         self._bits.give_back(ambient.bits)
 
-    def _put_aside(self) -> None:
-        if self._current is not None:
-            self._capture(self._current)
-
-    def _capture(self, ambient: Ambient) -> None:
+    def _put_aside(self) -> Modes:
+        """Keep what the present owner has; return the modes that the thread has then."""
+        ambient = self._current
+        if ambient is None:
+            return self.modes()
         ambient.modes = self.modes()
         ambient.values = self.slots.read()
         ambient.entropy.capture()
-        if ambient.modes.inference:
-            ambient.pause.begin()
+        if not ambient.modes.inference:
+            return ambient.modes
+        ambient.pause.begin()
+        return self.modes()

@@ -44,12 +44,11 @@ class Batcher:
         poison: The error after which the device cannot be used any more.
     """
 
-    def __init__(self, hub: Hub, *, merge: bool = True) -> None:
+    def __init__(self, hub: Hub) -> None:
         self.counts = Counts()
         self.book = PlanBook()
         self.poison: Exception | None = None
         self._hub = hub
-        self._merge = merge
         self._same = Sameness()
 
     def run(self, group: Sequence[Lane]) -> None:
@@ -62,7 +61,7 @@ class Batcher:
             group: One lane, or several whose offers have one signature.
         """
         group = [lane for lane in group if not lane.cancel_if_asked()]
-        if len(group) < 2 or not self._merge:
+        if len(group) < 2:
             self._separately(group)
             return
         plan = self._plan(group)

@@ -60,17 +60,14 @@ class ComponentCall:
         """
         if not self.args:
             return self.kwargs
-        function = self.module.forward if self.method == "__call__" else self.target
-        signature = _signature(getattr(function, "__func__", function))
-        try:
-            if hasattr(function, "__func__"):
-                bound = signature.bind(None, *self.args, **self.kwargs).arguments
-                bound.pop(next(iter(signature.parameters)))
-            else:
-                bound = signature.bind(*self.args, **self.kwargs).arguments
-        except TypeError as error:
-            raise NotMergeable(f"arguments do not fit the signature: {error}") from error
-        return _flat(bound, signature)
+        function: Any = self.module.forward if self.method == "__call__" else self.target
+        bound = getattr(function, "__func__", None)
+        names = _names(function) if bound is None else _names(bound)[1:]
+        if len(self.args) > len(names) or not self.kwargs.keys().isdisjoint(
+            names[: len(self.args)]
+        ):
+            raise NotMergeable("not every argument has a name")
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
     def with_arguments(self, arguments: dict[str, Any]) -> "ComponentCall":
         """Return the same call with other (named) arguments."""
@@ -121,18 +118,7 @@ def _is_denoiser(path: str) -> bool:
 
 
 @functools.lru_cache(maxsize=512)
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
-
-
-def _flat(bound: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
-    arguments: dict[str, Any] = {}
-    for name, value in bound.items():
-        kind = signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            arguments.update(value)
-        elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
-            raise NotMergeable(f"argument {name} is positional only")
-        else:
-            arguments[name] = value
-    return arguments
+def _names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters that may be given by position or by name."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)

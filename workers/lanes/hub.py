@@ -9,7 +9,7 @@ from torch import nn
 from ..platform import Platform
 from .ambient import ThreadState
 from .call import ComponentCall, Executor, NotMergeable, Offer, execute_eagerly
-from .feature_cache import FeatureCaches, has_cache
+from .feature_cache import FeatureCaches
 from .lane import Lane
 from .merge import rows_of, signature_of
 from .slots import Slots
@@ -32,12 +32,18 @@ class Hub:
     """
 
     def __init__(
-        self, pipeline: Any, platform: Platform, executor: Executor = execute_eagerly
+        self,
+        pipeline: Any,
+        platform: Platform,
+        *,
+        merge: bool = True,
+        executor: Executor = execute_eagerly,
     ) -> None:
         modules = [module for _, module in modules_of(pipeline)]
         self.pipeline = pipeline
         self.platform = platform
         self.executor = executor
+        self._merge = merge
         self.thread = ThreadState(
             Slots(modules), platform.default_generators(), platform.device_types
         )
@@ -47,7 +53,7 @@ class Hub:
         self._open: set[Lane] = set()
 
     def __enter__(self) -> "Hub":
-        for slot in self._caches.new_slots():
+        for slot in self._caches.find():
             self.thread.slots.watch(slot, slot.read())
         self.thread.enter()
         return self
@@ -91,7 +97,7 @@ class Hub:
         Returns:
             None if the call has to run alone.
         """
-        if len(self._open) < 2 or has_cache(call.module):
+        if not self._merge or len(self._open) < 2 or self._caches.concern(call.module):
             return None
         modes = self.thread.modes()
         if modes.grad:
@@ -106,7 +112,7 @@ class Hub:
 
     def publish(self, lane: Lane, module: nn.Module) -> None:
         """Show where the lane is to a cache's callbacks, which look at the shared pipeline."""
-        if has_cache(module):
+        if self._caches.concern(module):
             own = vars(lane.pipeline)
             if "_current_timestep" in own:
                 self.pipeline._current_timestep = own["_current_timestep"]

@@ -12,7 +12,7 @@ from .call import CacheContext, ComponentCall, Offer
 from .proxy import ModuleProxy, unwrap
 from .recast import ModuleState, changes_nothing
 from .slots import ABSENT, Slot
-from .view import PipelineView
+from .view import PipelineView, total_steps
 
 if TYPE_CHECKING:
     from .hub import Hub
@@ -37,6 +37,7 @@ class Lane:
 
     Attributes:
         kwargs: What the pipeline is called with; dropped once it is.
+        pipeline: The lane's own copy of the pipeline.
         pending: The component call that the lane waits for.
         offer: What `pending` could be merged with; None: it has to run alone.
         done: The pipeline has returned, raised or been cancelled.
@@ -73,7 +74,8 @@ class Lane:
         self._proxies: dict[int, ModuleProxy] = {}
         self._recast: dict[int, ModuleState] = {}
         self._ambient: Any = None
-        self._view = PipelineView(hub.pipeline, self)
+        view = PipelineView(hub.pipeline, self)
+        self.pipeline, self._observers = view.pipeline, view.observers
         self._greenlet: Any = None
 
     # ------------------------------------------------------------------ the hub's side
@@ -103,7 +105,7 @@ class Lane:
         self.cancelled = True
         if self._greenlet is None:
             self.done = True
-        else:
+        elif not self.done:
             self._hub.thread.activate(self._ambient)
             self._greenlet.throw(LaneCancelled())
         self._stopped()
@@ -119,19 +121,20 @@ class Lane:
             self._put_back_modules()
             if self._ambient is not None:
                 self._hub.thread.close(self._ambient)
-            self.pending = self.offer = None
-            self._proxies.clear()
         self._hub.stopped(self)
+        if self.done:
+            self._let_go()
 
-    @property
-    def pipeline(self) -> Any:
-        """The lane's own copy of the pipeline."""
-        return self._view.pipeline
+    def _let_go(self) -> None:
+        """Break the cycles between the lane and what it made: nothing waits for the collector."""
+        self.pending = self.offer = None
+        self.pipeline, self._observers = None, []
+        self._proxies.clear()
 
     def progress(self) -> tuple[int, int | None]:
         """Return how many denoising steps were made, and of how many (None: not known)."""
-        if self._view.observers:
-            return self.steps, self._view.total_steps()
+        if self._observers:
+            return self.steps, total_steps(self.pipeline, self._observers)
         return self.denoiser_calls, self._steps_asked
 
     @property
@@ -149,7 +152,7 @@ class Lane:
     def _main(self) -> None:
         kwargs, self.kwargs = self.kwargs, {}
         try:
-            self.value = self._view.pipeline(**kwargs)
+            self.value = self.pipeline(**kwargs)
         except LaneCancelled:
             pass
         except Exception as error:
@@ -238,7 +241,9 @@ class Lane:
         """Move or cast a shared module; while it is not as the others know it, they are held."""
         if changes_nothing(module, method, args, kwargs):
             return module
-        state = self._recast.setdefault(id(module), ModuleState(module))
+        state = self._recast.get(id(module))
+        if state is None:
+            state = self._recast[id(module)] = ModuleState(module)
         self._hub.exclusive = self
         result = getattr(module, method)(*args, **kwargs)
         if state.is_back():

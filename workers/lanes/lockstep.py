@@ -25,8 +25,9 @@ class Lockstep:
     def run(self, lanes: Sequence[Lane]) -> None:
         """Run the lanes until all are done, or until the device is lost."""
         for lane in lanes:
-            lane.start()
-        while waiting := [lane for lane in lanes if not lane.done]:
+            if not lane.cancel_if_asked():
+                lane.start()
+        while waiting := [lane for lane in lanes if not lane.cancel_if_asked()]:
             for group in self._round(waiting):
                 if self._batcher.poison is not None:
                     return

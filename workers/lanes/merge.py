@@ -61,6 +61,8 @@ def signature_of(value: Any, rows: int, name: str = "") -> Any:
         return (type(value), tuple(signature_of(part, rows) for part in value))
     if _is_number(value, name):
         return (type(value), "number")
+    if isinstance(value, torch.Generator):  # a probe finds out whether it is used
+        return (type(value), value.device)
     if isinstance(value, (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)):
         return (type(value), value)
     return ("object", id(value))

@@ -9,6 +9,8 @@ varied first.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from .call import NotMergeable
 from .distance import distance, floor_for, vary
 from .merge import Merger, holds_tensors, leaves_of, output_roles
@@ -45,11 +47,12 @@ class Probe:
         results: Sequence[Any],
     ) -> None:
         self._run = run
-        self._calls = calls
+        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._calls = [self._guarded(call) for call in calls]
         self._rows = rows
         self._same = Sameness()
         self._references: dict[frozenset[Path], tuple[Any, Any]] = {
-            frozenset(): (list(calls), list(results))
+            frozenset(): (self._calls, list(results))
         }
         self._reasons: list[str] = []
 
@@ -63,9 +66,26 @@ class Probe:
         leaves = leaves_of(self._calls, self._same)
         for reading in readings(leaves, self._rows):
             proven = self._try(reading, leaves)
+            if self._has_drawn():
+                raise NotMergeable("it draws from a generator that it is given")
             if proven is not None:
                 return proven
         raise NotMergeable("; ".join(dict.fromkeys(self._reasons)) or "no reading of the arguments")
+
+    def _guarded(self, value: Any) -> Any:
+        """Copy arguments, with generators that may be drawn from without harm."""
+        if isinstance(value, torch.Generator):
+            clone = value.clone_state()
+            self._generators.append((clone, clone.get_state()))
+            return clone
+        if isinstance(value, dict):
+            return {key: self._guarded(part) for key, part in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(map(self._guarded, value))
+        return value
+
+    def _has_drawn(self) -> bool:
+        return any(not torch.equal(g.get_state(), state) for g, state in self._generators)
 
     def _try(self, reading: Reading, leaves: Sequence[Leaf]) -> Reading | None:
         try:

@@ -2,6 +2,7 @@
 
 import copy
 import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -27,15 +28,6 @@ class PipelineView:
         self._lane = lane
         self._made: dict[int, Any] = {}
         self.pipeline = self._pipeline(pipeline, "")
-
-    def total_steps(self) -> int | None:
-        """Return how many steps the schedulers in use will make, once that is known."""
-        totals = [observer.total for observer in self.observers if observer.steps]
-        if len(totals) == 1 and self.observers[0].steps:
-            # some pipelines skip the first of the scheduler's time steps, and say so here
-            own = vars(self.pipeline).get("_num_timesteps")
-            return own if own is not None else totals[0]
-        return sum(total or 0 for total in totals) or None
 
     def _pipeline(self, shared: Any, prefix: str) -> Any:
         if not hasattr(shared, "__dict__") or isinstance(shared, types.FunctionType):
@@ -80,6 +72,21 @@ class PipelineView:
             self.observers.append(observer)
         self._made[id(shared)] = private
         return private
+
+
+def total_steps(pipeline: Any, observers: Sequence[StepObserver]) -> int | None:
+    """Return how many steps a lane's schedulers will make, once that is known.
+
+    Args:
+        pipeline: The lane's copy of the pipeline.
+        observers: The step counters of its schedulers.
+    """
+    totals = [observer.total for observer in observers if observer.steps]
+    if len(totals) == 1 and observers[0].steps:
+        # some pipelines skip the first of the scheduler's time steps, and say so here
+        own: int | None = getattr(pipeline, "_num_timesteps", None)
+        return own if own is not None else totals[0]
+    return sum(total or 0 for total in totals) or None
 
 
 def is_scheduler(value: Any) -> bool:
