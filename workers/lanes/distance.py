@@ -62,6 +62,14 @@ def _nudged(value: torch.Tensor) -> torch.Tensor:
     return nudged
 
 
+def is_record(value: Any) -> bool:
+    """Whether a value is an object that holds tensors in its attributes, such as a distribution."""
+    fields = getattr(value, "__dict__", None)
+    if not fields or isinstance(value, torch.Tensor):
+        return False
+    return any(isinstance(field, torch.Tensor) for field in fields.values())
+
+
 def _parts(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         for part in value.values():
@@ -69,6 +77,8 @@ def _parts(value: Any) -> Iterator[Any]:
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from _parts(part)
+    elif is_record(value):
+        yield from _parts(vars(value))
     else:
         yield value
 

@@ -15,8 +15,8 @@ _REGISTRY = "_diffusers_hook"
 class FeatureCaches:
     """Knows which components have a feature cache, and where its state is.
 
-    Caches are hooks on parts of a component. There are two kinds: those with state managers, which keep
-    one state for each cache context, and those with a single `state` object.
+    Caches are hooks on parts of a component. There are two kinds: those with state managers, which
+    keep one state for each cache context, and those with a single `state` object.
     """
 
     def __init__(self, modules: list[nn.Module]) -> None:

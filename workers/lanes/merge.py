@@ -1,11 +1,13 @@
 """Merging calls under a reading, and splitting what the merged call returns."""
 
+import copy
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from .call import NotMergeable
+from .distance import is_record
 from .readings import (
     EACH,
     ENTRIES,
@@ -187,7 +189,16 @@ class Merger:
         if isinstance(value, (list, tuple)) and role == EACH:
             each = [self._split(part, (*path, index)) for index, part in enumerate(value)]
             return [type(value)(part[i] for part in each) for i in range(len(self._rows))]
+        if is_record(value):
+            return self._split_record(value, path)
         raise NotMergeable(f"the result holds a {type(value).__name__} that cannot be split")
+
+    def _split_record(self, value: Any, path: Path) -> list[Any]:
+        copies = [copy.copy(value) for _ in self._rows]
+        for name, field in vars(value).items():
+            for part, own in zip(copies, self._split(field, (*path, name)), strict=True):
+                vars(part)[name] = own
+        return copies
 
     def _unjoin(self, value: torch.Tensor, axis: int) -> list[torch.Tensor]:
         times, odd = divmod(value.shape[axis], sum(self._rows))
@@ -237,6 +248,8 @@ def _output_roles(value: Any, path: Path, total: int, entries: bool) -> Iterator
         yield path, EACH
         for index, part in enumerate(value):
             yield from _output_roles(part, (*path, index), total, entries)
+    elif is_record(value):
+        yield from _output_roles(vars(value), path, total, entries)
 
 
 def _cut(value: Any, sizes: Sequence[int]) -> list[Any]:
