@@ -1,0 +1,83 @@
+"""What a caller can ask for: output types, and the options of the encoders."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+ENCODED_TYPES = ("png", "jpeg", "webp")
+QUANTIZED_TYPES = ("pil", *ENCODED_TYPES, "uint8")
+"""Types made of 8-bit samples; for these the device sends 8-bit samples."""
+OUTPUT_TYPES = (*QUANTIZED_TYPES, "np", "pt", "latent", "raw")
+"""All output types:
+
+* ``"pil"``: PIL image;
+* ``"png"``, ``"jpeg"``, ``"webp"``: bytes of a file;
+* ``"uint8"``: numpy array (H, W, C), 0..255;
+* ``"np"``: numpy array (H, W, C), float32, 0..1, as in diffusers;
+* ``"pt"``: torch tensor (C, H, W), 0..1, in the pipeline's own float type;
+* ``"latent"``: `HostTensor` of one output's latents;
+* ``"raw"``: `HostTensor` of everything that the pipeline returned for the request.
+
+Each video is a list of frames for "pil" and the encoded types, and an array with a first axis for
+the frames otherwise.
+"""
+
+
+class PostprocessOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the encoders.
+
+    Args:
+        quality: Of JPEG and WebP, 1..100.
+        compress_level: Of PNG, 0..9. Level 1 takes a fifth of the time of level 6, for a file
+            that is some percent larger.
+        lossless: Whether WebP keeps every sample; `quality` is then the effort.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    quality: int = 90
+    compress_level: int = 1
+    lossless: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"quality must be 1 to 100, not {self.quality}")
+        if not 0 <= self.compress_level <= 9:
+            raise ValueError(f"compress_level must be 0 to 9, not {self.compress_level}")
+
+
+OPTION_NAMES = PostprocessOptions.__struct_fields__
+
+
+def check_output_options(
+    output_type: str, options: PostprocessOptions | Mapping[str, Any] | None = None
+) -> PostprocessOptions:
+    """Check an output type and its options.
+
+    Args:
+        output_type: One of `OUTPUT_TYPES`.
+        options: `PostprocessOptions`, or its fields by name; None: the defaults.
+
+    Returns:
+        The options.
+
+    Raises:
+        ValueError: No such output type or option, or a bad value; names the valid ones.
+    """
+    if output_type not in OUTPUT_TYPES:
+        raise ValueError(f"unknown output type {output_type!r}; valid: {', '.join(OUTPUT_TYPES)}")
+    if isinstance(options, PostprocessOptions):
+        return options
+    given = dict(options or {})
+    for name in given:
+        if name not in OPTION_NAMES:
+            close = difflib.get_close_matches(str(name), OPTION_NAMES, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"unknown option {name!r}; {hint}valid: {', '.join(OPTION_NAMES)}")
+    try:
+        return msgspec.convert(given, PostprocessOptions)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
