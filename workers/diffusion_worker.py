@@ -22,7 +22,7 @@ from ..ipc_ext.messages import (
     NewRequestData,
     RemoteError,
 )
-from ..postprocess import get_postprocessor
+from ..postprocess import QUANTIZED_TYPES, get_postprocessor
 from . import faults
 from .async_output import AsyncOutputThread, PendingOutput, Send, Tensors
 from .inputs import InputStore
@@ -131,9 +131,13 @@ class DiffusionWorker:
         return self._control.is_cancelled(request.cancel_slot, request.async_output_id)
 
     def _device_stage(self, configuration: Configure) -> Callable[[Tensors, str], Tensors]:
-        if not configuration.device_stage:
-            return lambda tensors, output_type: tensors
-        return get_postprocessor(self._capabilities["pipeline"]).device_stage
+        stage = get_postprocessor(self._capabilities["pipeline"]).device_stage
+        if configuration.device_stage:
+            return stage
+        # As floats: the host quantises them then.
+        return lambda tensors, output_type: stage(
+            tensors, "pt" if output_type in QUANTIZED_TYPES else output_type
+        )
 
 
 def _resolved(device: str) -> str:
