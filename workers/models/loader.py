@@ -1,4 +1,8 @@
-"""`load_pipeline`: from the name of a model to a pipeline that is ready to be called."""
+"""`load_pipeline`: from the name of a model to a pipeline that is ready to be called.
+
+diffusers and what builds on it are imported where they are used: that takes seconds, which models
+that do without them need not wait for.
+"""
 
 import importlib
 import inspect
@@ -7,11 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import diffusers
 import msgspec
 import torch
 
-from . import families, shapes, synthetic
+from . import shapes, synthetic
 from .options import model_dtype, parse_options, unknown_name
 
 BUILT_IN = ("shapes", "synthetic", "random")
@@ -99,6 +102,8 @@ def load_pipeline(
         pipeline.sidestream_defaults = dict(shapes.DEFAULTS)
         return _settle(pipeline, device)
     if family != model:
+        from . import families
+
         pipeline = families.load(family, options, device=device, dtype=dtype)
         return _settle(pipeline, device, weights)
     if _IMPORT_PATH.fullmatch(model):
@@ -118,6 +123,8 @@ def _from_pretrained(model: str, options: Mapping[str, Any], dtype: torch.dtype)
 def _pipeline_class(name: str) -> Any:
     if _IMPORT_PATH.fullmatch(name):
         return _import(name)
+    import diffusers
+
     cls = getattr(diffusers, name, None)
     if cls is None:
         known = (known for known in dir(diffusers) if known.endswith("Pipeline"))
