@@ -98,7 +98,8 @@ class SignedPostprocessor(Postprocessor):
 class RawPostprocessor(Postprocessor):
     """Tensors that are no pictures: whatever the type, they arrive as the pipeline returned them.
 
-    Only for "uint8" is something done: values that stand for 0..255 are cast on the device.
+    Only for "uint8" is something done: values that stand for 0..255 are cast on the device, and
+    channels moved last as for a picture where there are four dimensions or more.
     """
 
     def device_stage(self, tensors: DeviceTensors, output_type: str) -> DeviceTensors:
@@ -107,7 +108,8 @@ class RawPostprocessor(Postprocessor):
             return {name: tensor.contiguous() for name, tensor in tensors.items()}
         import torch
 
-        return {name: tensor.to(torch.uint8).contiguous() for name, tensor in tensors.items()}
+        cast = {name: tensor.to(torch.uint8) for name, tensor in tensors.items()}
+        return {name: quantize(t) if t.ndim >= 4 else t.contiguous() for name, t in cast.items()}
 
     def host_stage(
         self, tensors: HostTensors, output_type: str, options: Options = None
@@ -116,7 +118,14 @@ class RawPostprocessor(Postprocessor):
         check_output_options(output_type, options)
         if output_type != "uint8":
             return list(tensors.values())
-        return [row.astype(np.uint8) for tensor in tensors.values() for row in tensor.numpy()]
+        return [row for tensor in tensors.values() for row in self._bytes(tensor)]
+
+    @staticmethod
+    def _bytes(tensor: HostTensor) -> npt.NDArray[np.uint8]:
+        if tensor.dtype == "uint8":
+            return tensor.numpy()
+        array = tensor.numpy()  # the device stage is off
+        return (_channels_last(array) if array.ndim >= 4 else array).astype(np.uint8)
 
 
 def media_name(tensors: Mapping[str, Any]) -> str:
