@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from .errors import ConfigError
 from .strict import Strict, choice, flag, number, option, table, text, whole
 
@@ -22,6 +24,16 @@ def _executor(value: Any) -> Any:
     ):
         return value
     raise ValueError("'uni', 'mp', an import path 'package.module:Class', or a class")
+
+
+def _plain_table(value: Any) -> Any:
+    """Accept a table that can be sent to a worker."""
+    copy = table()(value)
+    try:
+        msgspec.msgpack.encode(copy)
+    except (TypeError, OverflowError, UnicodeEncodeError):
+        raise ValueError("a table of numbers, strings, lists and tables") from None
+    return copy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +53,7 @@ class EngineConfig(Strict):
         "a directory or hub id of a diffusers pipeline, 'package.module:factory', or a built-in:"
         " 'shapes', 'synthetic', 'random:FAMILY'",
     )
-    model_options: dict[str, Any] = option({}, table(), "options for the model's loader")
+    model_options: dict[str, Any] = option({}, _plain_table, "options for the model's loader")
     executor: str | type = option(
         "uni",
         _executor,

@@ -66,8 +66,13 @@ class HostStage:
             await self._crowded.wait()
             for claim in self._ledger.uncollected():
                 if self._executor.is_crowded(claim.worker):
-                    held = claim.output.tensors()
-                    claim.output.move(held, await self._copied(held))
+                    await self._move_out(claim)
+
+    async def _move_out(self, claim: Claim) -> None:
+        """Copy one output; a function of its own, since a variable of `make_room` would hold the
+        ring's memory until the next time."""
+        held = claim.output.tensors()
+        claim.output.move(held, await self._copied(held))
 
     async def _copied(self, tensors: dict[str, HostTensor]) -> dict[str, HostTensor]:
         def copy() -> dict[str, HostTensor]:

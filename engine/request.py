@@ -54,6 +54,12 @@ class SamplingParams(Strict):
     )
 
 
+def _sampling(value: Any) -> Any:
+    if not isinstance(value, SamplingParams):
+        raise ValueError("SamplingParams")
+    return value
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DiffusionRequest(Strict):
     """One request.
@@ -78,7 +84,9 @@ class DiffusionRequest(Strict):
     negative_prompt: str | None = option(
         None, text(PROMPT_LIMIT, optional=True, empty=True), "what to keep away from"
     )
-    sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
+    sampling: SamplingParams = dataclasses.field(
+        default_factory=SamplingParams, metadata={"check": _sampling}
+    )
     request_id: str = dataclasses.field(
         default_factory=lambda: uuid.uuid4().hex, metadata={"check": text(256)}
     )
