@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+Arguments = dict[Any, Any]  # by name, or by position where there is none
+
 
 class NotMergeable(Exception):
     """Calls of different requests cannot share one call of the component; the text says why."""
@@ -52,26 +54,27 @@ class ComponentCall:
         """Whether the component is one of those that run once or more in each denoising step."""
         return _is_denoiser(self.path)
 
-    def named_arguments(self) -> dict[str, Any]:
+    def named_arguments(self) -> Arguments:
         """Give every argument its name, so that calls can be compared argument by argument.
 
-        Raises:
-            NotMergeable: An argument has no name, or the arguments do not fit the signature.
+        Returns:
+            The arguments by name; by position, if positional ones have no names.
         """
         if not self.args:
-            return self.kwargs
+            return dict(self.kwargs)
         function: Any = self.module.forward if self.method == "__call__" else self.target
         bound = getattr(function, "__func__", None)
         names = _names(function) if bound is None else _names(bound)[1:]
-        if len(self.args) > len(names) or not self.kwargs.keys().isdisjoint(
-            names[: len(self.args)]
-        ):
-            raise NotMergeable("not every argument has a name")
-        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
+        taken = names[: len(self.args)]
+        if len(taken) < len(self.args) or not self.kwargs.keys().isdisjoint(taken):
+            return {**dict(enumerate(self.args)), **self.kwargs}
+        return {**dict(zip(taken, self.args, strict=True)), **self.kwargs}
 
-    def with_arguments(self, arguments: dict[str, Any]) -> "ComponentCall":
-        """Return the same call with other (named) arguments."""
-        return ComponentCall(self.module, self.path, self.method, (), arguments, self.context)
+    def with_arguments(self, arguments: Arguments) -> "ComponentCall":
+        """Return the same call with other arguments, as `named_arguments` gives them."""
+        args = tuple(value for key, value in arguments.items() if isinstance(key, int))
+        kwargs = {key: value for key, value in arguments.items() if isinstance(key, str)}
+        return ComponentCall(self.module, self.path, self.method, args, kwargs, self.context)
 
 
 class Offer(NamedTuple):
@@ -84,7 +87,7 @@ class Offer(NamedTuple):
     """
 
     signature: Any
-    arguments: dict[str, Any]
+    arguments: Arguments
     rows: int
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .call import NotMergeable
+from .call import Arguments, NotMergeable
 from .distance import is_record
 from .readings import (
     EACH,
@@ -25,7 +25,7 @@ from .sameness import Sameness
 LEADING = ("hidden_states", "sample", "x", "latents", "noisy_latents", "latent_model_input")
 
 
-def rows_of(arguments: dict[str, Any]) -> int:
+def rows_of(arguments: Arguments) -> int:
     """Return the batch size of a call.
 
     Raises:
@@ -74,7 +74,7 @@ def _is_number(value: Any, name: Hashable) -> bool:
     return name in TIME_LIKE and isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def leaves_of(calls: Sequence[dict[str, Any]], same: Sameness) -> list[Leaf]:
+def leaves_of(calls: Sequence[Arguments], same: Sameness) -> list[Leaf]:
     """Return every tensor, number and list of tensors in the calls, which have one signature."""
     return [leaf for name in calls[0] for leaf in _leaves([c[name] for c in calls], (name,), same)]
 
@@ -118,7 +118,7 @@ class Merger:
         self._same = same
         self._device: torch.device | None = None
 
-    def merge(self, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def merge(self, calls: Sequence[Arguments]) -> Arguments:
         """Return the arguments of the merged call.
 
         Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .call import NotMergeable
+from .call import Arguments, NotMergeable
 from .distance import distance, floor_for, vary
 from .merge import Merger, holds_tensors, leaves_of, output_roles
 from .readings import ENTRIES, JOIN, SPREAD, Leaf, Path, Reading, readings
@@ -41,8 +41,8 @@ class Probe:
 
     def __init__(
         self,
-        run: Callable[[dict[str, Any]], Any],
-        calls: Sequence[dict[str, Any]],
+        run: Callable[[Arguments], Any],
+        calls: Sequence[Arguments],
         rows: Sequence[int],
         results: Sequence[Any],
     ) -> None:
@@ -55,6 +55,7 @@ class Probe:
             frozenset(): (self._calls, list(results))
         }
         self._reasons: list[str] = []
+        self._doubt: Inconclusive | None = None
 
     def find(self) -> Reading:
         """Return the first reading that proves right.
@@ -70,6 +71,8 @@ class Probe:
                 raise NotMergeable("it draws from a generator that it is given")
             if proven is not None:
                 return proven
+        if self._doubt is not None:
+            raise self._doubt
         raise NotMergeable("; ".join(dict.fromkeys(self._reasons)) or "no reading of the arguments")
 
     def _guarded(self, value: Any) -> Any:
@@ -92,7 +95,10 @@ class Probe:
             calls, results = self._distinct(reading, leaves)
             merger = Merger(reading, self._rows, self._same)
             merged = self._run(merger.merge(calls))
-        except Exception as error:
+        except Inconclusive as doubt:
+            self._doubt = doubt
+            return None
+        except Exception as error:  # a wrong reading may make the component raise anything
             self._reasons.append(f"{type(error).__name__}: {str(error).strip()[:160]}")
             return None
         for entries in (False, True):
@@ -120,7 +126,7 @@ class Probe:
         self._reasons.append(f"results differ by {max(errors):.1e}, rounding by {tolerance:.1e}")
         return False
 
-    def _tolerance(self, reading: Reading, call: dict[str, Any], result: Any) -> float:
+    def _tolerance(self, reading: Reading, call: Arguments, result: Any) -> float:
         """Measure what batching alone does to a result: merge a call with itself."""
         rows = [self._rows[0]] * 2
         merger = Merger(reading, rows, self._same)
