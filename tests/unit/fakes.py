@@ -1,0 +1,363 @@
+"""A backend without workers: a test plays them, word by word."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import trio
+
+from sidestream.engine import DiffusionEngine, EngineConfig, WorkerDiedError, open_engine
+from sidestream.engine.executor.base import DispatchedRequest, InputTensor, WorkerStatus
+from sidestream.ipc_ext import Handle
+from sidestream.ipc_ext.messages import (
+    AsyncDiffusionOutput,
+    AsyncOutputKind,
+    Execute,
+    NewRequestData,
+    RemoteError,
+    TensorPiece,
+    Timings,
+    decode_message,
+    decode_output,
+    encode_message,
+    encode_output,
+)
+from sidestream.ipc_ext.tensors import TensorDescriptor
+
+CAPABILITIES: dict[str, Any] = {
+    "pipeline": "FakePipeline",
+    "arguments": [
+        "prompt",
+        "negative_prompt",
+        "width",
+        "height",
+        "num_inference_steps",
+        "guidance_scale",
+        "num_images_per_prompt",
+        "image",
+        "strength",
+        "generator",
+        "output_type",
+    ],
+    "required": ["prompt"],
+    "defaults": {"num_inference_steps": 10},
+    "accepts_any": False,
+    "height": 8,
+    "width": 8,
+    "media": "image",
+    "num_outputs": "num_images_per_prompt",
+    "has_scheduler": False,
+}
+"""As `DiffusionModelRunner.capabilities` tells them."""
+
+FORWARD = Timings(forward_start=1_000_000_000, forward_end=3_500_000_000)
+"""A forward of 2.5 s, long ago."""
+
+
+class FakePayloads:
+    """Output memory of which each byte's whereabouts are known.
+
+    Every misuse of a handle is an error, as in the real ring.
+    """
+
+    def __init__(self) -> None:
+        self._lying: dict[int, bytes] = {}
+        self._held: set[int] = set()
+        self._generation = 0
+        self.capacity = 1 << 20
+        self.changed = lambda: None
+        """Called when memory is given back, by whatever thread does so."""
+
+    def put(self, data: bytes) -> Handle:
+        """Commit a payload, as a worker does."""
+        self._generation += 1
+        self._lying[self._generation] = data
+        return Handle(0, self._generation, len(data))
+
+    def lease(self, handle: Handle) -> memoryview:
+        data = _Memory(self._take(handle))
+        self._held.add(handle.generation)
+        weakref.finalize(data, self._give_back, handle.generation)
+        return memoryview(data).toreadonly()
+
+    def release(self, handle: Handle) -> None:
+        self._take(handle)
+        self.changed()
+
+    def _take(self, handle: Handle) -> bytes:
+        assert handle.generation in self._lying, f"{handle} is stale"
+        return self._lying.pop(handle.generation)
+
+    def _give_back(self, generation: int) -> None:
+        self._held.remove(generation)
+        self.changed()
+
+    @property
+    def lying(self) -> int:
+        """Payloads that nobody has taken yet."""
+        return len(self._lying)
+
+    @property
+    def held(self) -> int:
+        """Payloads under a lease."""
+        return len(self._held)
+
+
+class _Memory(bytearray):
+    """A buffer that can be referred to weakly."""
+
+
+class FakeExecutor:
+    """Implements `DiffusionExecutor`; everything that a worker does is left to the test."""
+
+    capabilities: dict[str, Any] = CAPABILITIES
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.payloads = FakePayloads()
+        self.waves: list[list[Job]] = []
+        """All waves that were dispatched, in order."""
+        self.flags: list[tuple[int, int]] = []
+        """Worker and async_output_id of each cancel flag that was raised, in order."""
+        self.room: trio.Event | None = None
+        """While this is an event that is not set, the submission rings are full."""
+        self.dispatch_error: Exception | None = None
+        self.crowded = False
+        self.death: WorkerDiedError | None = None
+        self.graces: list[float] = []
+        self._jobs, self._new_jobs = trio.open_memory_channel[list[Job]](math.inf)
+        self._words, self._heard = trio.open_memory_channel[Any](math.inf)
+
+    # -- for tests
+
+    async def next_wave(self) -> list[Job]:
+        """Wait for the next wave that a worker is given."""
+        return await self._new_jobs.receive()
+
+    async def next_job(self) -> Job:
+        """Wait for the next wave, which has one request."""
+        (job,) = await self.next_wave()
+        return job
+
+    def say(self, worker: int, message: AsyncDiffusionOutput) -> None:
+        """Send a message as a worker."""
+        self._words.send_nowait((worker, decode_output(encode_output(message))))
+
+    def break_receive(self, error: Exception) -> None:
+        """Let `receive` raise once all that was said before has been received."""
+        self._words.send_nowait(error)
+
+    def kill(self, worker: int = 0) -> WorkerDiedError:
+        """Let a worker die."""
+        self.death = WorkerDiedError(worker, "was killed by SIGKILL", -9, "last words")
+        self.break_receive(self.death)
+        return self.death
+
+    # -- the executor protocol
+
+    async def start(self, services: trio.Nursery) -> list[dict[str, Any]]:
+        await trio.lowlevel.checkpoint()
+        return [dict(self.capabilities) for _ in range(self.config.num_workers)]
+
+    async def dispatch(self, worker: int, wave: Sequence[DispatchedRequest]) -> None:
+        if self.dispatch_error is not None:
+            raise self.dispatch_error
+        if self.room is not None:
+            await self.room.wait()
+        sent = decode_message(encode_message(Execute(tuple(request.data for request in wave))))
+        assert isinstance(sent, Execute)
+        jobs = [
+            Job(self, worker, data, request.inputs)
+            for data, request in zip(sent.requests, wave, strict=True)
+        ]
+        self.waves.append(jobs)
+        self._jobs.send_nowait(jobs)
+
+    def abort(self, worker: int, request: NewRequestData) -> None:
+        self.flags.append((worker, request.async_output_id))
+
+    async def receive(self) -> Sequence[tuple[int, AsyncDiffusionOutput]]:
+        word = await self._heard.receive()
+        if isinstance(word, Exception):
+            raise word
+        return [word]
+
+    def lease(self, worker: int, piece: TensorPiece) -> memoryview:
+        return self.payloads.lease(piece.handle)
+
+    def release(self, worker: int, piece: TensorPiece) -> None:
+        self.payloads.release(piece.handle)
+
+    def is_crowded(self, worker: int) -> bool:
+        return self.crowded
+
+    async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
+        await trio.lowlevel.checkpoint()
+        return [(worker, method, args) for worker in range(self.config.num_workers)]
+
+    def check_health(self) -> None:
+        if self.death is not None:
+            raise self.death.again()
+
+    def workers(self) -> Sequence[WorkerStatus]:
+        return [
+            WorkerStatus(
+                index=index,
+                pid=None,
+                device="fake",
+                state="ready" if self.death is None else "dead",
+                heartbeat_age=0.0,
+                output_ring_bytes=self.payloads.capacity,
+                output_ring_used=self.payloads.lying + self.payloads.held,
+                output_ring_held=self.payloads.held,
+            )
+            for index in range(self.config.num_workers)
+        ]
+
+    async def close(self, grace: float) -> None:
+        self.graces.append(grace)
+        await trio.lowlevel.checkpoint()
+
+
+class Job:
+    """A request in a worker's hands. The methods are what a worker may say about it."""
+
+    def __init__(
+        self,
+        executor: FakeExecutor,
+        worker: int,
+        data: NewRequestData,
+        inputs: Sequence[InputTensor],
+    ) -> None:
+        self.executor = executor
+        self.worker = worker
+        self.data = data
+        self.inputs = inputs
+
+    def __repr__(self) -> str:
+        return f"<Job {self.data.request_id!r}>"
+
+    @property
+    def request_id(self) -> str:
+        return self.data.request_id
+
+    @property
+    def flagged(self) -> bool:
+        """Whether its cancel flag is up."""
+        return (self.worker, self.data.async_output_id) in self.executor.flags
+
+    def progress(self, step: int, total: int | None = None) -> None:
+        self._say(AsyncOutputKind.PROGRESS, step=step, total=total)
+
+    def compute_done(self) -> None:
+        self._say(AsyncOutputKind.COMPUTE_DONE)
+
+    def compute_failed(self, error: RemoteError) -> None:
+        self._say(AsyncOutputKind.COMPUTE_DONE, error=error)
+
+    def output_part(self, *pieces: TensorPiece) -> None:
+        self._say(AsyncOutputKind.OUTPUT_READY, output=pieces, final=False)
+
+    def output_ready(self, *pieces: TensorPiece) -> None:
+        """Send the rest of an output, or by default one that says whose it is."""
+        whole = pieces or (self.piece(np.array(self.data.seeds, np.int64)),)
+        self._say(AsyncOutputKind.OUTPUT_READY, output=whole, timings=FORWARD)
+
+    def output_failed(self, error: RemoteError) -> None:
+        self._say(AsyncOutputKind.OUTPUT_READY, error=error)
+
+    def finish(self) -> None:
+        self.compute_done()
+        self.output_ready()
+
+    def abort(self) -> None:
+        """Let go of it, as a worker does that sees the flag before the forward has ended."""
+        self.compute_failed(aborted())
+
+    def piece(
+        self, array: np.ndarray[Any, Any], start: int = 0, end: int | None = None
+    ) -> TensorPiece:
+        """Put bytes `start` to `end` of an array into the ring."""
+        return piece_of(self.executor.payloads, "images", array, start, end)
+
+    def _say(self, kind: AsyncOutputKind, **fields: Any) -> None:
+        message = AsyncDiffusionOutput(kind, async_output_id=self.data.async_output_id, **fields)
+        self.executor.say(self.worker, message)
+
+
+def piece_of(
+    payloads: FakePayloads,
+    name: str,
+    array: np.ndarray[Any, Any],
+    start: int = 0,
+    end: int | None = None,
+) -> TensorPiece:
+    """Put bytes `start` to `end` of an array into the ring."""
+    descriptor = TensorDescriptor(array.dtype.name, array.shape)
+    return TensorPiece(name, descriptor, payloads.put(array.tobytes()[start:end]), start)
+
+
+def aborted() -> RemoteError:
+    """Return what a worker says of a request whose flag it saw."""
+    return RemoteError("RequestAborted", "aborted", aborted=True)
+
+
+def raised(text: str = "ValueError: no", *, fatal: bool = False) -> RemoteError:
+    """Return what a worker says of a request whose pipeline raised."""
+    return RemoteError("ValueError", f"Traceback (most recent call last):\n{text}\n", fatal=fatal)
+
+
+@asynccontextmanager
+async def open_fake(
+    executor: type[FakeExecutor] = FakeExecutor, **settings: Any
+) -> AsyncIterator[tuple[DiffusionEngine, FakeExecutor]]:
+    """Open an engine on a fake executor, without warm-up."""
+    made: list[FakeExecutor] = []
+
+    class Recorded(executor):
+        def __init__(self, config: EngineConfig) -> None:
+            super().__init__(config)
+            made.append(self)
+
+    async with open_engine(executor=Recorded, **{"warmup": False, **settings}) as engine:
+        yield engine, made[0]
+
+
+async def serve(
+    executor: FakeExecutor, *, forward: float = 1.0, output: float = 0.0, steps: int = 0
+) -> None:
+    """Be one honest worker, for ever: a wave after the other, flags seen at the end of the forward.
+
+    Args:
+      executor: whose waves are run.
+      forward: virtual seconds for a wave.
+      output: virtual seconds from the end of its forward to its outputs.
+      steps: how many denoising steps are told.
+    """
+    async with trio.open_nursery() as nursery:
+        while True:
+            wave = await executor.next_wave()
+            for step in range(steps):
+                await trio.sleep(forward / steps)
+                for job in wave:
+                    job.progress(step + 1, steps)
+            await trio.sleep(0 if steps else forward)
+            for job in wave:
+                if job.flagged:
+                    job.abort()
+                else:
+                    job.compute_done()
+                    nursery.start_soon(_send_output, job, output)
+
+
+async def _send_output(job: Job, after: float) -> None:
+    await trio.sleep(after)
+    if job.flagged:
+        job.output_failed(aborted())
+    else:
+        job.output_ready()
