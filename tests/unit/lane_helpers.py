@@ -1,4 +1,4 @@
-"""What the tests of lanes share: running waves, small components, tiny pipelines of known families."""
+"""What the tests of lanes share: running waves, small components, tiny pipelines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+
 from sidestream.workers.model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
 from sidestream.workers.platform import CpuPlatform
-from torch import nn
 
 PROMPTS = ("a cat", "a big red dog", "the sky in a photo", "small blue birds", "on a hill")
 
@@ -41,7 +42,7 @@ def runner_of(pipeline: Any, *, merge: bool = False) -> DiffusionModelRunner:
 
 
 def run_wave(runner: DiffusionModelRunner, wave: Sequence[Any]) -> list[RunnerOutput]:
-    """Run calls (keyword arguments, or whole requests) as one wave; return outputs in that order."""
+    """Run calls (keyword arguments or whole requests) as one wave; return outputs in order."""
     requests = [
         call if isinstance(call, RunnerRequest) else RunnerRequest(f"request-{index}", call)
         for index, call in enumerate(wave)

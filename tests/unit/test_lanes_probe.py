@@ -3,6 +3,7 @@
 import pytest
 import torch
 from diffusers import StableDiffusionPAGPipeline
+
 from sidestream.workers.lanes.call import NotMergeable
 from sidestream.workers.lanes.probe import Inconclusive, Probe
 from sidestream.workers.lanes.readings import SHARE, SPREAD

@@ -3,6 +3,7 @@
 import diffusers
 import pytest
 import torch
+
 from sidestream.workers.model_runner import RunnerRequest
 from sidestream.workers.models import load_pipeline
 

@@ -1,7 +1,6 @@
 """A module as one lane sees it: its calls become component calls, all else is the real module's."""
 
 import functools
-import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +68,8 @@ class ModuleProxy:
     def __getattr__(self, name: str) -> Any:
         real = self._real
         value = getattr(real, name)
-        if isinstance(value, types.MethodType) and value.__self__ is real:
-            return self._method(name, value)
-        if name == "cache_context":
-            return self._lane.cache_context
+        if callable(value) and not isinstance(value, nn.Module):
+            return self._method(name, value)  # also one that was put in place of the class's own
         return self._wrap(value, name)
 
     def _wrap(self, value: Any, name: object) -> Any:
@@ -163,5 +160,5 @@ def _role(owner: type, name: str) -> str | None:
         return "compute" if name in _PRIVATE_COMPUTE else None
     if name == "forward":
         return "compute"
-    home = next((base.__module__ for base in owner.__mro__ if name in vars(base)), "")
-    return None if home.startswith(_LIBRARY) else "compute"
+    home = next((base.__module__ for base in owner.__mro__ if name in vars(base)), None)
+    return None if home is None or home.startswith(_LIBRARY) else "compute"
