@@ -80,7 +80,8 @@ class Segment:
         Args:
             layout: Its sizes.
             doorbell: A non-blocking eventfd, which the segment owns from now on, unless this
-                raises; None makes one. Duplicates of one eventfd let several segments ring for one task.
+                raises; None makes one. Duplicates of one eventfd let several segments ring for one
+                task.
 
         Raises:
             ValueError: The layout is impossible.
