@@ -27,7 +27,7 @@ class Hub:
         platform: The device's platform.
         executor: Runs one component call; nothing else does.
         thread: The thread's state, and whose it is.
-        exclusive: The lane that has changed a shared module; only its calls may run.
+        exclusive: The lane that may change shared modules; no other may run until it is done.
         on_change: Called when a lane has stopped: at its next component call, or for good.
     """
 

@@ -39,6 +39,7 @@ class Lane:
         kwargs: What the pipeline is called with; dropped once it is.
         pipeline: The lane's own copy of the pipeline.
         pending: The component call that the lane waits for.
+        wants_exclusive: The lane waits until no other runs before it is done with a shared module.
         offer: What `pending` could be merged with; None: it has to run alone.
         done: The pipeline has returned, raised or been cancelled.
         value: What the pipeline returned.
@@ -56,6 +57,7 @@ class Lane:
         self.kwargs = kwargs
         self.pending: ComponentCall | None = None
         self.offer: Offer | None = None
+        self.wants_exclusive = False
         self.done = False
         self.value: Any = None
         self.error: Exception | None = None
@@ -241,14 +243,23 @@ class Lane:
         """Move or cast a shared module; while it is not as the others know it, they are held."""
         if changes_nothing(module, method, args, kwargs):
             return module
+        self._become_exclusive()
         state = self._recast.get(id(module))
         if state is None:
             state = self._recast[id(module)] = ModuleState(module)
-        self._hub.exclusive = self
         result = getattr(module, method)(*args, **kwargs)
         if state.is_back():
             self._put_back(id(module))
         return result
+
+    def _become_exclusive(self) -> None:
+        if self._hub.exclusive is self or self._busy:
+            return
+        if self.cancelled:
+            raise LaneCancelled
+        self.wants_exclusive = True
+        self._suspend()
+        self.wants_exclusive = False
 
     def reconfigure(
         self,

@@ -5,7 +5,7 @@ from typing import Any
 
 from .batcher import Batcher
 from .hub import Hub
-from .lane import Lane
+from .lane import Lane, Outcome
 
 PATIENCE = 4  # rounds that a lane waits for others to come to the same call
 
@@ -28,26 +28,29 @@ class Lockstep:
             if not lane.cancel_if_asked():
                 lane.start()
         while waiting := [lane for lane in lanes if not lane.cancel_if_asked()]:
-            for group in self._round(waiting):
-                if self._batcher.poison is not None:
-                    return
-                if self._hub.exclusive is None or self._hub.exclusive in group:
-                    self._batcher.run(group)
+            if self._batcher.poison is not None:
+                return
+            asking = next((lane for lane in waiting if lane.wants_exclusive), None)
+            if self._hub.exclusive is not None:
+                self._batcher.run([self._hub.exclusive])
+            elif asking is not None:
+                self._hub.exclusive = asking
+                asking.resume(Outcome(None))
+            else:
+                self._round(waiting)
 
-    def _round(self, waiting: Sequence[Lane]) -> list[list[Lane]]:
-        if self._hub.exclusive is not None:
-            return [[self._hub.exclusive]]
-        groups = sorted(_groups(waiting), key=_urgency)
-        if len(groups) == 1:
-            return groups
-        running = [groups[0]]
-        for group in groups[1:]:
-            if _worth_holding(group, groups[0]):
+    def _round(self, waiting: Sequence[Lane]) -> None:
+        first, *others = sorted(_groups(waiting), key=_urgency)
+        running = [first]
+        for group in others:
+            if _worth_holding(group, first):
                 for lane in group:
                     lane.waited += 1
             else:
                 running.append(group)
-        return running
+        for group in running:
+            if self._batcher.poison is None:
+                self._batcher.run(group)
 
 
 def _groups(lanes: Iterable[Lane]) -> list[list[Lane]]:

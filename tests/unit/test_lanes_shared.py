@@ -1,0 +1,277 @@
+"""Modules are shared by all requests: what one of them does to a module, the others do not see."""
+
+import copy
+
+import pytest
+import torch
+from diffusers import PyramidAttentionBroadcastConfig
+from diffusers.hooks import FirstBlockCacheConfig
+from torch import nn
+
+from sidestream.workers.model_runner import RunnerRequest
+from sidestream.workers.models import load_pipeline
+
+from .lane_helpers import call_of, picture, plain, run_wave, runner_of
+
+ROWS = torch.arange(8.0).reshape(1, 8)
+
+
+class Layer(nn.Module):
+    """One linear layer, with an attribute that pipelines like to change."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.linear = nn.Linear(8, 8)
+        self.scale = 1.0
+        self.tiling = False
+        self.seen = []
+
+    def enable_tiling(self):
+        self.tiling = True
+
+    def forward(self, x):
+        self.seen.append((self.linear.weight.dtype, self.scale, self.tiling))
+        return self.linear(x.to(self.linear.weight.dtype)).float() * self.scale
+
+
+class Pipeline:
+    """Does with its module what a request says."""
+
+    def __init__(self):
+        self.vae = Layer()
+
+    def __call__(self, body):
+        return body(self)
+
+
+def run(pipeline, *bodies, merge=False):
+    wave = [RunnerRequest(str(n), {"body": body}, seed=n) for n, body in enumerate(bodies)]
+    outputs = run_wave(runner_of(pipeline, merge=merge), wave)
+    return [picture(output) for output in outputs]
+
+
+def three_calls(pipe):
+    x = ROWS
+    for _ in range(3):
+        x = pipe.vae(x)
+    return x
+
+
+def test_casting_to_what_a_module_already_is_changes_nothing():
+    pipeline = Pipeline()
+    weight = pipeline.vae.linear.weight
+
+    def body(pipe):
+        assert pipe.vae.to(torch.float32) is pipe.vae
+        assert pipe.vae.to("cpu", dtype=torch.float32) is pipe.vae
+        assert pipe.vae.float().cpu().eval().requires_grad_(True) is pipe.vae
+        return three_calls(pipe)
+
+    pipeline.vae.eval()
+    interleaved = run(pipeline, body, three_calls)
+    assert torch.equal(*interleaved)
+    assert pipeline.vae.linear.weight is weight
+
+
+@pytest.mark.parametrize("restore", [True, False], ids=["cast back", "left cast"])
+def test_a_cast_during_a_request_does_not_reach_the_others(restore):
+    pipeline = Pipeline()
+    weight, data = pipeline.vae.linear.weight, pipeline.vae.linear.weight.data
+
+    def casting(pipe):
+        x = pipe.vae(ROWS)
+        pipe.vae.to(dtype=torch.float64)
+        x = pipe.vae(pipe.vae(x))
+        if restore:
+            pipe.vae.to(dtype=torch.float32)
+        return pipe.vae(x)
+
+    alone = copy.deepcopy(pipeline)
+    with torch.no_grad():
+        expected = [casting(alone)]
+        alone.vae.float()
+        expected.append(three_calls(alone))
+    outputs = run(pipeline, casting, three_calls)
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert torch.equal(output, wanted)
+    kinds = [kind for kind, _, _ in pipeline.vae.seen]
+    wide = [n for n, kind in enumerate(kinds) if kind == torch.float64]
+    assert len(wide) == (2 if restore else 3)
+    assert wide == list(range(wide[0], wide[0] + len(wide))), "another request ran in between"
+    assert pipeline.vae.linear.weight is weight
+    assert pipeline.vae.linear.weight.data.data_ptr() == data.data_ptr()
+    assert pipeline.vae.linear.weight.dtype == torch.float32
+
+
+def test_lossy_casts_are_undone_exactly():
+    pipeline = Pipeline()
+    before = pipeline.vae.linear.weight.clone()
+
+    def body(pipe):
+        pipe.vae.half()
+        pipe.vae.float()
+        return pipe.vae(ROWS)
+
+    run(pipeline, body, three_calls)
+    assert torch.equal(pipeline.vae.linear.weight, before)
+
+
+def test_a_request_that_fails_or_is_cancelled_while_a_module_is_cast_gives_it_back():
+    pipeline = Pipeline()
+
+    def failing(pipe):
+        pipe.vae.to(torch.float64)
+        pipe.vae(ROWS)
+        raise ValueError("in between")
+
+    def waiting(pipe):
+        pipe.vae.to(torch.float64)
+        return pipe.vae(pipe.vae(ROWS))
+
+    runner = runner_of(pipeline)
+    wave = [
+        RunnerRequest("failing", {"body": failing}),
+        RunnerRequest("waiting", {"body": waiting}, lambda: len(pipeline.vae.seen) == 2),
+        RunnerRequest("plain", {"body": three_calls}),
+    ]
+    outputs = run_wave(runner, wave)
+    assert outputs[0].error_type == "ValueError"
+    assert outputs[1].aborted
+    assert torch.equal(picture(outputs[2]), three_calls(Pipeline()).detach())
+    assert pipeline.vae.linear.weight.dtype == torch.float32
+
+
+def test_attributes_written_by_a_request_are_its_own():
+    pipeline = Pipeline()
+
+    def writing(pipe):
+        x = pipe.vae(ROWS)
+        pipe.vae.scale = 2.0
+        pipe.vae.extra = "only here"
+        assert pipe.vae.extra == "only here"
+        return pipe.vae(pipe.vae(x))
+
+    with torch.no_grad():
+        expected = [writing(copy.deepcopy(pipeline)), three_calls(copy.deepcopy(pipeline))]
+    for output, wanted in zip(run(pipeline, writing, three_calls), expected, strict=True):
+        assert torch.equal(output, wanted)
+    assert pipeline.vae.scale == 1.0
+    assert not hasattr(pipeline.vae, "extra")
+
+
+def test_methods_that_configure_a_module_count_for_their_request():
+    pipeline = Pipeline()
+
+    def tiling(pipe):
+        pipe.vae.enable_tiling()
+        return three_calls(pipe)
+
+    run(pipeline, tiling, three_calls)
+    assert sorted(flag for _, _, flag in pipeline.vae.seen) == [False] * 3 + [True] * 3
+    assert pipeline.vae.tiling is False
+
+
+def test_requests_that_configured_a_module_differently_are_not_merged():
+    pipeline = Pipeline()
+
+    def scaled(factor):
+        def body(pipe):
+            pipe.vae.scale = factor
+            return pipe.vae(pipe.vae(ROWS + factor))
+
+        return body
+
+    with torch.no_grad():
+        expected = [scaled(n)(copy.deepcopy(pipeline)) for n in (2.0, 3.0)]
+    outputs = run(pipeline, scaled(2.0), scaled(3.0), merge=True)
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert torch.equal(output, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:`upcast_vae` is deprecated:FutureWarning")
+def test_half_precision_sdxl_casts_its_autoencoder_and_requests_stay_equal():
+    pipeline = load_pipeline("random:sdxl", {}, device="cpu", dtype=None)
+    for part in (pipeline.unet, pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2):
+        part.to(torch.float16)
+    pipeline.vae.register_to_config(force_upcast=True)
+    expected = [plain(pipeline, call_of(pipeline, n)) for n in range(3)]
+    assert pipeline.vae.dtype == torch.float16
+    outputs = run_wave(runner_of(pipeline), [call_of(pipeline, n) for n in range(3)])
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert torch.equal(picture(output), wanted)
+    assert pipeline.vae.dtype == torch.float16
+
+
+# ---------------------------------------------------------------------- feature caches
+
+
+@pytest.fixture
+def cached():
+    pipeline = load_pipeline("random:flux", {}, device="cpu", dtype=None)
+    pipeline.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.3))
+    return pipeline
+
+
+def uncached_and_cached_differ(pipeline):
+    with_cache = plain(pipeline, call_of(pipeline, 1, num_inference_steps=8))
+    pipeline.transformer.disable_cache()
+    without = plain(pipeline, call_of(pipeline, 1, num_inference_steps=8))
+    pipeline.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.3))
+    return not torch.equal(with_cache, without)
+
+
+def states_of(pipeline):
+    """Return all cached states of a transformer's hooks."""
+    found = {}
+    for part in pipeline.transformer.modules():
+        registry = getattr(part, "_diffusers_hook", None)
+        for hook in registry.hooks.values() if registry is not None else ():
+            for value in vars(hook).values():
+                if hasattr(value, "_state_cache"):
+                    found[id(value)] = dict(value._state_cache)
+    return [name for states in found.values() for name in states]
+
+
+def test_feature_caches_belong_to_a_request(cached):
+    assert uncached_and_cached_differ(cached)
+    steps = [4, 8, 12]
+    expected = [
+        plain(cached, call_of(cached, n, num_inference_steps=count))
+        for n, count in enumerate(steps)
+    ]
+    runner = runner_of(cached, merge=True)
+    for _ in range(2):
+        wave = [call_of(cached, n, num_inference_steps=count) for n, count in enumerate(steps)]
+        for output, wanted in zip(run_wave(runner, wave), expected, strict=True):
+            assert torch.equal(picture(output), wanted)
+    assert states_of(cached) == []
+    assert all(plan["component"] != "transformer" for plan in runner.statistics()["refused"])
+
+
+def test_a_cancelled_requests_cache_is_dropped(cached):
+    wanted = plain(cached, call_of(cached, 1, num_inference_steps=8, height=48, width=32))
+    runner, asked = runner_of(cached), []
+    request = RunnerRequest("a", call_of(cached, 0), lambda: asked.append(None) or len(asked) > 8)
+    assert run_wave(runner, [request])[0].aborted
+    assert states_of(cached) == []
+    call = call_of(cached, 1, num_inference_steps=8, height=48, width=32)
+    assert torch.equal(picture(run_wave(runner, [call])[0]), wanted)
+
+
+def test_caches_that_look_at_the_pipeline_see_the_requests_own_step():
+    pipeline = load_pipeline("random:flux", {}, device="cpu", dtype=None)
+    pipeline.transformer.enable_cache(
+        PyramidAttentionBroadcastConfig(
+            spatial_attention_block_skip_range=2,
+            spatial_attention_timestep_skip_range=(-1, 1001),
+            spatial_attention_block_identifiers=["transformer_blocks"],
+            current_timestep_callback=lambda: pipeline._current_timestep,
+        )
+    )
+    pipeline._current_timestep = None
+    expected = [plain(pipeline, call_of(pipeline, n, num_inference_steps=4 + n)) for n in range(3)]
+    wave = [call_of(pipeline, n, num_inference_steps=4 + n) for n in range(3)]
+    for output, wanted in zip(run_wave(runner_of(pipeline), wave), expected, strict=True):
+        assert torch.equal(picture(output), wanted)
