@@ -6,7 +6,7 @@ of processes or rings, and without a device stage nothing here imports torch.
 """
 
 from .device import denormalize, quantize
-from .encode import encode
+from .encode import encode, to_pil
 from .options import (
     OUTPUT_TYPES,
     QUANTIZED_TYPES,
@@ -29,4 +29,5 @@ __all__ = [
     "get_postprocessor",
     "quantize",
     "register_postprocessor",
+    "to_pil",
 ]

@@ -1,0 +1,5 @@
+"""``python -m sidestream.engine``: the command line."""
+
+from .cli import main
+
+main()

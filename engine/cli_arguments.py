@@ -1,0 +1,129 @@
+"""From words on the command line to a configuration and requests."""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from PIL import Image
+
+from .config import EngineConfig
+from .errors import RequestError
+from .request import DiffusionRequest
+
+if TYPE_CHECKING:  # generic for type checkers only, in some releases of click
+    SizeType = click.ParamType[tuple[int, int]]
+    AssignmentType = click.ParamType[tuple[str, Any]]
+else:
+    SizeType = AssignmentType = click.ParamType
+
+CONFIG_OPTIONS = ("model", "executor", "device", "dtype", "num_workers", "max_num_seqs")
+"""Options that are named like the field of `EngineConfig` that they set."""
+
+
+class Size(SizeType):
+    """A size in pixels: ``WIDTHxHEIGHT``, or one number for a square."""
+
+    name = "WxH"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Return (width, height)."""
+        found = re.fullmatch(r"(\d{1,5})(?:[xX](\d{1,5}))?", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no size; write 768x512, or 512 for a square", param, ctx)
+        width, height = found.groups()
+        return int(width), int(height or width)
+
+
+class Assignment(AssignmentType):
+    """``KEY=VALUE``, the value in TOML's syntax, or plain text."""
+
+    name = "KEY=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Return (key, value)."""
+        key, equals, text = str(value).partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        try:
+            return key, tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            return key, text
+
+
+def read_prompts(lines: Iterable[str]) -> list[str]:
+    """Return the lines that are not blank, without the space around them.
+
+    Raises:
+      click.UsageError: the file is not UTF-8 text.
+    """
+    try:
+        return [line.strip() for line in lines if line.strip()]
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"the file of prompts is not UTF-8 text: {error}") from error
+
+
+def engine_config(options: Mapping[str, Any]) -> EngineConfig:
+    """Make the configuration: the file's settings, over them ``--set``, over these the options.
+
+    Raises:
+      ConfigError: a setting is unknown or not valid.
+    """
+    settings: dict[str, Any] = {}
+    model_options: dict[str, Any] = {}
+    for key, value in options["settings"]:
+        table, _, name = key.partition(".")
+        if table == "model_options" and name:
+            model_options[name] = value
+        else:
+            settings[key] = value
+    settings |= {name: options[name] for name in CONFIG_OPTIONS if options[name] is not None}
+    config = EngineConfig.load(options["config"] or {}, **settings)
+    return EngineConfig.load(config, model_options=config.model_options | model_options)
+
+
+def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[DiffusionRequest]:
+    """Make one request for each output, so that each is a file as soon as it is there.
+
+    Raises:
+      RequestError: a parameter is not valid.
+    """
+    width, height = options["size"] or (None, None)
+    extra = dict(options["arguments"])
+    if options["image"] is not None:
+        extra["image"] = _open_image(options["image"])
+    requests = []
+    for prompt in prompts:
+        first = random.randrange(2**32) if options["seed"] is None else options["seed"]
+        requests += [
+            DiffusionRequest.make(
+                prompt,
+                negative_prompt=options["negative_prompt"],
+                width=width,
+                height=height,
+                num_inference_steps=options["steps"],
+                guidance_scale=options["guidance"],
+                seed=seed,
+                output_type="uint8",
+                extra_args=extra,
+            )
+            for seed in range(first, first + options["count"])
+        ]
+    return requests
+
+
+def _open_image(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError) as error:
+        raise RequestError(f"--image: {error}") from error

@@ -1,0 +1,122 @@
+"""What ``sidestream generate`` does: run requests side by side, show progress, write files."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from .config import EngineConfig
+from .diffusion_engine import DiffusionEngine
+from .errors import ExecutionError, SidestreamError
+from .meter import Meter
+from .opening import open_engine
+from .picture_files import PictureFiles, slug
+from .request import DiffusionRequest
+from .result import Progress
+
+FATAL = (SidestreamError, OSError, ValueError)
+"""What ends a whole batch; an `ExecutionError` ends its own request only."""
+
+
+def one_line(message: str) -> str:
+    """Return a message as this program's line on stderr; of a traceback in it, only the end."""
+    head, traceback, rest = message.partition("Traceback (most recent call last):")
+    if traceback:
+        message = head + rest.strip().rpartition("\n")[2]
+    return f"sidestream: {' '.join(message.split())}"
+
+
+@dataclass
+class Outcome:
+    """What has become of a batch so far."""
+
+    painted: int = 0
+    failed: list[ExecutionError] = field(default_factory=list)
+    fatal: Exception | None = None
+    signal: signal.Signals | None = None
+
+
+class Painter:
+    """Paints a batch of requests into files.
+
+    Args:
+      config: of the engine.
+      requests: each with one output of type "uint8".
+      files: where outputs go.
+      quiet: show no progress bar.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        requests: Sequence[DiffusionRequest],
+        files: PictureFiles,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        self._config = config
+        self._requests = requests
+        self._files = files
+        self._outcome = Outcome()
+        self._meter = Meter(len(requests), f"loading {config.model}", hidden=quiet)
+        self._room = trio.Semaphore(config.max_queued_requests)
+
+    async def run(self) -> Outcome:
+        """Paint until all is done, or SIGINT or SIGTERM comes, or something fatal happens.
+
+        Names of files are printed on stdout as they are written, errors of single requests on
+        stderr.
+        """
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, self._meter:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._stop_at, signals, nursery.cancel_scope)
+                try:
+                    await self._paint_all()
+                except* FATAL as group:
+                    self._outcome.fatal = _first(group)
+                nursery.cancel_scope.cancel()
+        return self._outcome
+
+    async def _stop_at(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        async for number in signals:
+            self._outcome.signal = signal.Signals(number)
+            scope.cancel()
+
+    async def _paint_all(self) -> None:
+        async with open_engine(self._config) as engine:
+            self._meter.begin("painting")
+            async with trio.open_nursery() as nursery:
+                for index in range(len(self._requests)):
+                    await self._room.acquire()
+                    await nursery.start(self._paint_one, engine, index)  # admitted in this order
+
+    async def _paint_one(
+        self, engine: DiffusionEngine, index: int, task_status: trio.TaskStatus[None]
+    ) -> None:
+        request = self._requests[index]
+        try:
+            async with engine.stream(request) as events:
+                task_status.started()
+                async for event in events:
+                    if isinstance(event, Progress):
+                        self._meter.step(index, event.step, event.total)
+                result = await events.result()
+        except ExecutionError as error:
+            self._outcome.failed.append(error)
+            self._meter.print(one_line(f"{request.prompt!r}: {error}"), sys.stderr)
+        else:
+            stem = f"{slug(request.prompt or '')}-{result.seed}"
+            path = await trio.to_thread.run_sync(self._files.save, result.output, stem)
+            self._outcome.painted += 1
+            self._meter.print(str(path), sys.stdout)
+        self._meter.done(index)
+        self._room.release()
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,109 @@
+"""Files for outputs: names that say what is inside, and never take an existing file's place."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..postprocess import PostprocessOptions, encode, to_pil
+
+NAME_LIMIT = 60
+"""Characters of a prompt that go into a name."""
+
+Samples = npt.NDArray[np.uint8]
+
+
+def slug(text: str) -> str:
+    """Return what of a prompt can stand in a file's name: "A red circle!" -> "a-red-circle"."""
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    words = re.sub(r"[^a-z0-9]+", "-", ascii_text.lower())
+    return words[:NAME_LIMIT].strip("-") or "picture"
+
+
+@dataclass(frozen=True)
+class PictureFiles:
+    """Writes pictures and videos into a folder.
+
+    Args:
+      folder: exists.
+      file_format: "png", "jpeg" or "webp". A video becomes one animated file, but for JPEG, which
+        cannot hold one, a folder of frames.
+      quality: of JPEG and WebP, 1..100.
+      fps: frames per second of a video.
+    """
+
+    folder: Path
+    file_format: str = "png"
+    quality: int = 90
+    fps: int = 16
+
+    def save(self, samples: Samples, stem: str) -> Path:
+        """Write one output and return where.
+
+        Args:
+          samples: (H, W, C) or, for a video, (F, H, W, C), uint8.
+          stem: the name; if it is taken, a number is added.
+
+        Raises:
+          OSError: it cannot be written.
+          ValueError: it is no picture, or the format cannot hold it.
+        """
+        if samples.ndim not in (3, 4) or samples.shape[-1] not in (1, 3, 4) or 0 in samples.shape:
+            raise ValueError(f"the model returned a tensor of shape {samples.shape}, no picture")
+        if samples.ndim == 3:
+            return self._write(self._encode(samples), stem)
+        if self.file_format != "jpeg":
+            return self._write(self._animate(samples), stem)
+        return self._write_frames(samples, stem)
+
+    def _encode(self, samples: Samples) -> bytes:
+        return encode(samples, self.file_format, PostprocessOptions(quality=self.quality))
+
+    def _animate(self, video: Samples) -> bytes:
+        first, *others = map(to_pil, video)
+        settings: dict[str, Any] = {"quality": self.quality} if self.file_format == "webp" else {}
+        file = io.BytesIO()
+        first.save(
+            file,
+            self.file_format,
+            save_all=True,
+            append_images=others,
+            duration=round(1000 / self.fps),
+            **settings,
+        )
+        return file.getvalue()
+
+    def _write(self, data: bytes, stem: str) -> Path:
+        path = self._claim(stem, f".{self.file_format}", lambda path: path.touch(exist_ok=False))
+        try:
+            path.write_bytes(data)
+        except OSError:
+            path.unlink()
+            raise
+        return path
+
+    def _write_frames(self, video: Samples, stem: str) -> Path:
+        folder = self._claim(stem, "", Path.mkdir)
+        for index, frame in enumerate(video):
+            (folder / f"{index:05}.jpeg").write_bytes(self._encode(frame))
+        return folder
+
+    def _claim(self, stem: str, suffix: str, create: Callable[[Path], None]) -> Path:
+        """Create the first of stem, stem-2, stem-3... that nothing has, and return it."""
+        for number in itertools.count(1):
+            path = self.folder / (f"{stem}-{number}{suffix}" if number > 1 else stem + suffix)
+            try:
+                create(path)
+            except FileExistsError:
+                continue
+            return path
+        raise AssertionError("counting does not end")
