@@ -130,6 +130,8 @@ class Lane:
     def _let_go(self) -> None:
         """Break the cycles between the lane and what it made: nothing waits for the collector."""
         self.pending = self.offer = None
+        for observer in self._observers:
+            observer.scheduler = None
         self.pipeline, self._observers = None, []
         self._proxies.clear()
 
