@@ -7,6 +7,7 @@ last process that has it is gone, so is the memory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -91,7 +92,7 @@ class Segment:
         with contextlib.ExitStack() as undo:
             fd = os.memfd_create("sidestream", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             undo.callback(os.close, fd)
-            os.posix_fallocate(fd, 0, nbytes)  # allocates now: too little memory is an error here
+            _allocate(fd, nbytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             if doorbell is None:
                 doorbell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -178,6 +179,17 @@ def _settle(layout: SegmentLayout) -> tuple[CData, int]:
     if wrong:
         raise ValueError(f"{_text(wrong)}: {layout}")
     return sizes, nbytes[0]
+
+
+def _allocate(fd: int, nbytes: int) -> None:
+    """Size the file and allocate all of it, so that running out of memory shows here, not later.
+
+    A memfd has no limit but the machine's memory, and the kernel finds out that it is over by
+    killing processes: what can never fit is refused beforehand.
+    """
+    if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise OSError(errno.ENOMEM, f"a segment of {nbytes} bytes is more than the memory there is")
+    os.posix_fallocate(fd, 0, nbytes)
 
 
 def _map(fd: int, nbytes: int) -> CData:

@@ -93,12 +93,10 @@ class HostTensor:
             ValueError: The buffer's size is not what dtype and shape need, or these are impossible.
         """
         self._descriptor = TensorDescriptor(dtype, tuple(shape))
-        self._buffer = memoryview(buffer).cast("B") if self._descriptor.nbytes else memoryview(b"")
-        if memoryview(buffer).nbytes != self._descriptor.nbytes:
-            raise ValueError(
-                f"{memoryview(buffer).nbytes} bytes for {dtype} {tuple(shape)},"
-                f" which is {self._descriptor.nbytes} bytes"
-            )
+        view, nbytes = memoryview(buffer), self._descriptor.nbytes
+        if view.nbytes != nbytes:
+            raise ValueError(f"{view.nbytes} bytes for {self}, which needs {nbytes}")
+        self._buffer = view.cast("B") if nbytes else memoryview(b"")  # empty ones cannot be cast
 
     @property
     def dtype(self) -> str:
