@@ -41,7 +41,8 @@ async def open_engine(
     stop = trio.Event()
     try:
         async with trio.open_nursery() as nursery:
-            services = await nursery.start(_run_services, engine, stop)
+            with trio.CancelScope(shield=True):  # once it runs, only `stop` ends it
+                services = await nursery.start(_run_services, engine, stop)
             try:
                 await _start(engine, services)
                 yield engine

@@ -135,7 +135,7 @@ class AsyncOutputThread(threading.Thread):
         tensors = self._device_stage(output.tensors, request.output_type)
         flat = {name: bytes_of(tensor) for name, tensor in tensors.items()}
         in_place = sum(data.numel() for data in flat.values()) <= self._ring.chunk_bytes
-        limit = self._ring.chunk_bytes if in_place else PIECE_BYTES
+        limit = self._ring.chunk_bytes if in_place else min(PIECE_BYTES, self._ring.chunk_bytes)
         copy_start = time.monotonic_ns()
         pieces: list[TensorPiece] = []
         try:
