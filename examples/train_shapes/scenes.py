@@ -41,6 +41,12 @@ class Batch:
         tensors = {k: v for k, v in vars(self).items() if k != "size"}
         return replace(self, **{k: v.to(device, non_blocking=True) for k, v in tensors.items()})
 
+    def fill(self, other: "Batch") -> None:
+        """Take the values of another batch of the same size."""
+        for name, tensor in vars(other).items():
+            if name != "size":
+                vars(self)[name].copy_(tensor, non_blocking=True)
+
 
 class Scenes(IterableDataset[Batch]):
     """Batches of random scenes outside the held-out set."""
