@@ -84,12 +84,13 @@ async def _start(engine: DiffusionEngine, services: trio.Nursery) -> None:
 
 
 def _that_matters(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one exception of a group that a caller should see: an interrupt, else the
-    first."""
-    for error in group.exceptions:
-        if not isinstance(error, (Exception, trio.Cancelled)):
+    """Return the one exception of a group that a caller should see: an interrupt, else the first
+    error, which a cancellation must not hide."""
+    errors = [error for error in group.exceptions if not isinstance(error, trio.Cancelled)]
+    for error in errors:
+        if not isinstance(error, Exception):
             return error
-    return group.exceptions[0]
+    return (errors or group.exceptions)[0]
 
 
 def _reraise(error: BaseException) -> NoReturn:

@@ -60,7 +60,8 @@ class MultiprocDiffusionExecutor(RingExecutor):
         self._workers: list[_Worker] = []
 
     def _pid(self, link: WorkerLink) -> int | None:
-        return self._workers[link.index].process.pid
+        launched = link.index < len(self._workers)  # a cancelled start may come short of it
+        return self._workers[link.index].process.pid if launched else None
 
     async def _launch(self, link: WorkerLink, services: trio.Nursery) -> None:
         ours, theirs = socket.socketpair()
