@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from sidestream.workers.lanes.call import NotMergeable
-from sidestream.workers.lanes.distance import distance, floor_for, vary
+from sidestream.workers.lanes.distance import distance, rounding_of, vary
 from sidestream.workers.lanes.merge import Merger, leaves_of, output_roles, rows_of, signature_of
 from sidestream.workers.lanes.plans import PlanBook
 from sidestream.workers.lanes.readings import (
@@ -195,8 +195,13 @@ def test_distance():
     assert distance([a], [a, a]) == math.inf
     assert distance("x", "y") == math.inf
     assert distance(4.0, 2.0) == 1.0
-    assert floor_for(a) == 1e-5
-    assert floor_for(a.bfloat16()) == torch.finfo(torch.bfloat16).eps
+
+
+def test_coarse_dtypes_may_be_rounded_more():
+    value = torch.ones(2)
+    assert rounding_of(value) == (1e-5, 1e-3)
+    assert rounding_of([value, value.bfloat16()]) == (torch.finfo(torch.bfloat16).eps, 3e-2)
+    assert rounding_of(torch.ones(2, dtype=torch.int64)) == (1e-5, 1e-3)
 
 
 @pytest.mark.parametrize(

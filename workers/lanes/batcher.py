@@ -88,6 +88,8 @@ class Batcher:
                 lane.resume(self._execute(lane))
 
     def _execute(self, lane: Lane) -> Outcome:
+        if self.poison is not None:
+            return Outcome(None, self.poison)
         self.counts.calls += 1
         call = _pending(lane)
         self._hub.publish(lane, call.module)
@@ -95,6 +97,9 @@ class Batcher:
         if outcome.error is not None and self._hub.platform.is_fatal(outcome.error):
             self.poison = outcome.error
         return outcome
+
+    def _execute_each(self, lanes: Sequence[Lane]) -> list[tuple[Lane, Outcome]]:
+        return [(lane, self._execute(lane)) for lane in lanes if not lane.cancel_if_asked()]
 
     # ------------------------------------------------------------------ together
 
@@ -132,21 +137,21 @@ class Batcher:
         if no_memory:
             self._hub.platform.empty_cache()
             plan.limit(len(lanes))
-        outcomes = [self._execute(lane) for lane in lanes]
-        if not no_memory and all(outcome.error is None for outcome in outcomes):
+        ran = self._execute_each(lanes)
+        if not no_memory and all(outcome.error is None for _, outcome in ran):
             plan.refusal = reason
-        for lane, outcome in zip(lanes, outcomes, strict=True):
+        for lane, outcome in ran:
             lane.resume(outcome)
 
     # ------------------------------------------------------------------ probing
 
     def _separately_with_probe(self, plan: Plan, lanes: Sequence[Lane]) -> None:
         """Run the calls separately, and find out on two of them how they could have been merged."""
-        outcomes = [self._execute(lane) for lane in lanes]
-        good = [pair for pair in zip(lanes, outcomes, strict=True) if pair[1].error is None]
+        ran = self._execute_each(lanes)
+        good = [(lane, outcome) for lane, outcome in ran if outcome.error is None]
         if len(good) >= 2 and plan.may_probe:
             self._probe(plan, good)
-        for lane, outcome in zip(lanes, outcomes, strict=True):
+        for lane, outcome in ran:
             lane.resume(outcome)
 
     def _probe(self, plan: Plan, ran: Sequence[tuple[Lane, Outcome]]) -> None:
@@ -167,7 +172,7 @@ class Batcher:
             plan.readings.append(outcome.value)
         elif isinstance(outcome.error, Inconclusive):
             plan.give_up(str(outcome.error))
-        else:
+        elif not plan.readings:
             plan.refusal = str(outcome.error)
 
     def _find(self, probe: Probe) -> Reading:

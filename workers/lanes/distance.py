@@ -24,11 +24,15 @@ def distance(a: Any, b: Any) -> float:
     return max(map(_distance, ours, theirs), default=0.0)
 
 
-def floor_for(value: Any) -> float:
-    """Return the relative distance that rounding alone may cause, for the dtypes of a value."""
+def rounding_of(value: Any) -> tuple[float, float]:
+    """Return the least and the most relative distance that rounding alone may cause.
+
+    Args:
+        value: What a component returned; the coarsest dtype in it counts.
+    """
     kinds = {part.dtype for part in _parts(value) if isinstance(part, torch.Tensor)}
-    floating = [torch.finfo(kind).eps for kind in kinds if kind.is_floating_point]
-    return max([1e-5, *floating])
+    coarsest = max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
+    return (max(coarsest, 1e-5), 3e-2 if coarsest > 1e-6 else 1e-3)
 
 
 def vary(value: Any) -> Any:

@@ -39,7 +39,7 @@ class Hub:
         merge: bool = True,
         executor: Executor = execute_eagerly,
     ) -> None:
-        modules = [module for _, module in modules_of(pipeline)]
+        modules = modules_of(pipeline)
         self.pipeline = pipeline
         self.platform = platform
         self.executor = executor

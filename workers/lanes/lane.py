@@ -9,9 +9,8 @@ import greenlet
 from torch import nn
 
 from .call import CacheContext, ComponentCall, Offer
+from .changes import ModuleChanges
 from .proxy import ModuleProxy, unwrap
-from .recast import ModuleState, changes_nothing
-from .slots import ABSENT, Slot
 from .view import PipelineView, total_steps
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ class Lane:
         steps: How many denoising steps it has made.
         denoiser_calls: How many of its calls went to a denoiser.
         waited: How many rounds it has been held back for others.
+        changes: What it does to shared modules.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Lane:
         self._busy = False
         self._context: CacheContext | None = None
         self._proxies: dict[int, ModuleProxy] = {}
-        self._recast: dict[int, ModuleState] = {}
         self._ambient: Any = None
+        self.changes = ModuleChanges(hub.thread.slots)
         view = PipelineView(hub.pipeline, self)
         self.pipeline, self._observers = view.pipeline, view.observers
         self._greenlet: Any = None
@@ -120,7 +120,7 @@ class Lane:
 
     def _stopped(self) -> None:
         if self.done:
-            self._put_back_modules()
+            self.changes.undo_recasts(self)
             if self._ambient is not None:
                 self._hub.thread.close(self._ambient)
         self._hub.stopped(self)
@@ -237,24 +237,8 @@ class Lane:
         """Note that one of the private schedulers has made a step."""
         self.steps += 1
 
-    # ------------------------------------------------------------------ changes of shared modules
-
-    def recast(
-        self, module: nn.Module, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Move or cast a shared module; while it is not as the others know it, they are held."""
-        if changes_nothing(module, method, args, kwargs):
-            return module
-        self._become_exclusive()
-        state = self._recast.get(id(module))
-        if state is None:
-            state = self._recast[id(module)] = ModuleState(module)
-        result = getattr(module, method)(*args, **kwargs)
-        if state.is_back():
-            self._put_back(id(module))
-        return result
-
-    def _become_exclusive(self) -> None:
+    def become_exclusive(self) -> None:
+        """Suspend the lane until no other may run before it gives way."""
         if self._hub.exclusive is self or self._busy:
             return
         if self.cancelled:
@@ -263,33 +247,6 @@ class Lane:
         self._suspend()
         self.wants_exclusive = False
 
-    def reconfigure(
-        self,
-        module: nn.Module,
-        method: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run a method that configures a shared module, and keep what it writes to this lane."""
-        before = [(part, dict(vars(part))) for part in module.modules()]
-        result = method(*args, **kwargs)
-        for part, old in before:
-            for name, value in vars(part).items():
-                if name != "processor" and old.get(name, part) is not value:
-                    self._hub.thread.slots.watch(Slot(part, name), old.get(name, ABSENT))
-        return result
-
-    def write_attribute(self, module: nn.Module, name: str, value: Any) -> None:
-        """Set an attribute of a shared module, for this lane only."""
-        slot = Slot(module, name)
-        self._hub.thread.slots.watch(slot, slot.read())
-        slot.write(value)
-
-    def _put_back(self, key: int) -> None:
-        self._recast.pop(key).put_back()
-        if not self._recast:
-            self._hub.exclusive = None
-
-    def _put_back_modules(self) -> None:
-        for key in reversed(list(self._recast)):
-            self._put_back(key)
+    def give_way(self) -> None:
+        """Let the other lanes run again."""
+        self._hub.exclusive = None

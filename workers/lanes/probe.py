@@ -12,15 +12,13 @@ from typing import Any
 import torch
 
 from .call import Arguments, NotMergeable
-from .distance import distance, floor_for, vary
+from .distance import distance, rounding_of, vary
 from .merge import Merger, holds_tensors, leaves_of, output_roles
 from .readings import ENTRIES, JOIN, SPREAD, Leaf, Path, Reading, readings
 from .sameness import Sameness
 
 ALIKE = 0.05  # two arguments whose relative distance is less do not tell requests apart
-MAX_NOISE = 0.05  # a batch that moves results by more than this is not worth having
-NOISE_MARGIN = 8.0  # rounding of one call against rounding of another
-
+NOISE_MARGIN = 4.0  # rounding of one call against rounding of another
 
 _BATCHED = (JOIN.kind, SPREAD.kind, ENTRIES.kind)
 
@@ -131,9 +129,10 @@ class Probe:
         rows = [self._rows[0]] * 2
         merger = Merger(reading, rows, self._same)
         noise = distance(merger.split(self._run(merger.merge([call, call])))[0], result)
-        if not noise <= MAX_NOISE:
+        floor, ceiling = rounding_of(result)
+        if not noise <= ceiling:
             raise NotMergeable(f"a batch changes the result by {noise:.1e}")
-        return max(NOISE_MARGIN * noise, floor_for(result))
+        return max(NOISE_MARGIN * noise, floor)
 
     def _distinct(self, reading: Reading, leaves: Sequence[Leaf]) -> tuple[list[Any], list[Any]]:
         """Return calls that differ in every batched argument, and their separate results."""
@@ -150,7 +149,10 @@ class Probe:
             results = [self._references[frozenset()][1][0], self._run(varied)]
             self._references[alike] = ([first, varied], results)
         calls, results = self._references[alike]
-        if self._rows[0] == self._rows[1] and distance(*results) <= 4 * floor_for(results[0]):
+        if (
+            self._rows[0] == self._rows[1]
+            and distance(*results) <= NOISE_MARGIN * rounding_of(results[0])[0]
+        ):
             raise Inconclusive("the requests' results are equal")
         return calls, results
 

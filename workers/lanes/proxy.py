@@ -19,25 +19,11 @@ _LIBRARY = (  # methods that these define describe, move or configure a module; 
     "transformers.integrations",
     "huggingface_hub.",
 )
-_CONFIGURING = (
-    "_set",
-    "add_",
-    "delete_",
-    "disable_",
-    "enable_",
-    "fuse_",
-    "set_",
-    "unfuse_",
-)
+_CONFIGURING = ("_set", "add_", "delete_", "disable_", "enable_", "fuse_", "set_", "unfuse_")
 _DESCRIBING = ("get_input_embeddings", "get_output_embeddings", "get_decoder", "get_encoder")
 _PRIVATE_COMPUTE = frozenset(("_encode", "_decode"))
-_RECASTING = frozenset(
-    (
-        *("to", "half", "float", "double", "bfloat16", "cuda", "cpu"),
-        *("eval", "train", "requires_grad_", "apply"),
-    )
-)
-_SLOTS = ("_lane", "_path", "_real")
+_MOVING = frozenset(("to", "half", "float", "double", "bfloat16", "cuda", "cpu"))
+_SWITCHING = frozenset(("eval", "train", "requires_grad_", "apply"))
 
 
 def unwrap(value: Any) -> Any:
@@ -48,7 +34,7 @@ def unwrap(value: Any) -> Any:
 class ModuleProxy:
     """Stands in for a component (or a part of one) in one lane's copy of the pipeline."""
 
-    __slots__ = _SLOTS
+    __slots__ = ("_lane", "_path", "_real")
     _lane: "Lane"
     _path: str
     _real: Any
@@ -79,7 +65,7 @@ class ModuleProxy:
 
     def _method(self, name: str, method: Callable[..., Any]) -> Any:
         real, path, lane = self._real, self._path, self._lane
-        role = _role(real.__class__, name)
+        role = _role(_class_with(name, real, method), name)
         if role is None:
             return method
         if role == "context":
@@ -90,9 +76,9 @@ class ModuleProxy:
             if role == "compute":
                 return lane.call(real, path, name, args, kwargs)
             if role == "recast":
-                result = lane.recast(real, name, args, kwargs)
+                result = lane.changes.recast(lane, real, name, args, kwargs)
             elif role == "configure":
-                result = lane.reconfigure(real, method, args, kwargs)
+                result = lane.changes.reconfigure(real, method, args, kwargs)
             else:
                 result = method(*args, **kwargs)
             return self if result is real else self._wrap(result, f"{name}()")
@@ -100,7 +86,7 @@ class ModuleProxy:
         return intercepted
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._lane.write_attribute(self._real, name, unwrap(value))
+        self._lane.changes.write(self._real, name, unwrap(value))
 
     def __delattr__(self, name: str) -> None:
         delattr(self._real, name)
@@ -139,6 +125,14 @@ class ModuleProxy:
         return self
 
 
+def _class_with(name: str, real: nn.Module, method: Any) -> type:
+    """Return the class that says what a method is: a compiled module borrows its original's."""
+    owner = getattr(method, "__self__", None)
+    if isinstance(owner, nn.Module) and not hasattr(real.__class__, name):
+        return owner.__class__
+    return real.__class__
+
+
 @functools.lru_cache(maxsize=4096)
 def _role(owner: type, name: str) -> str | None:
     """Say what a method of a component is to a lane.
@@ -150,7 +144,7 @@ def _role(owner: type, name: str) -> str | None:
     """
     if name == "cache_context":
         return "context"
-    if name in _RECASTING:
+    if name in _MOVING or name in _SWITCHING:
         return "recast"
     if name.startswith(_CONFIGURING):
         return "configure"

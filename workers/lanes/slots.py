@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 _PLAIN = (bool, int, float, str, type(None))
-ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>"})()
+ABSENT: Any = object()  # the value of an attribute that does not exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,15 @@ class Slots:
     def token(self, values: list[Any]) -> int:
         """Return a number that is the same for values under which a component computes the same.
 
-        Processors of one type with the same plain settings count as the same.
+        Processors of one type with the same plain settings count as the same. The state of caches
+        does not count.
+
+        Args:
+            values: From `read`.
         """
+        split = len(self._attentions)
+        watched = zip(self._watched.values(), values[split:], strict=True)
+        values = values[:split] + [value for (slot, _), value in watched if slot.fresh is None]
         for number, known in self._known:
             if len(known) == len(values) and all(map(operator.is_, known, values)):
                 return number

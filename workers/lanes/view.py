@@ -2,7 +2,7 @@
 
 import copy
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -102,30 +102,31 @@ def is_pipeline(value: Any) -> bool:
     return any(isinstance(part, nn.Module) or is_scheduler(part) for part in held)
 
 
-def modules_of(pipeline: Any) -> list[tuple[str, nn.Module]]:
-    """Return the components of a pipeline and of the pipelines nested in it, with their paths."""
-    found: dict[int, tuple[str, nn.Module]] = {}
-    _collect(pipeline, "", found, set())
-    return list(found.values())
+def modules_of(pipeline: Any) -> list[nn.Module]:
+    """Return the components of a pipeline and of the pipelines nested in it."""
+    seen: set[int] = {id(pipeline)}
+    return [found for value in _attributes(pipeline) for found in _modules(value, seen)]
 
 
-def _collect(
-    value: Any, path: str, found: dict[int, tuple[str, nn.Module]], seen: set[int]
-) -> None:
+def _modules(value: Any, seen: set[int]) -> Iterator[nn.Module]:
     if id(value) in seen or isinstance(value, _LEAVES):
         return
     seen.add(id(value))
-    if isinstance(value, nn.Module) and path:
-        found.setdefault(id(value), (path, value))
+    if isinstance(value, nn.Module):
+        yield value
     elif isinstance(value, (list, tuple)):
-        for index, part in enumerate(value):
-            _collect(part, f"{path}.{index}", found, seen)
+        for part in value:
+            yield from _modules(part, seen)
     elif isinstance(value, dict):
-        for key, part in value.items():
-            _collect(part, f"{path}.{key}", found, seen)
-    elif not path or is_pipeline(value):
-        for name, part in getattr(value, "__dict__", {}).items():
-            _collect(part, f"{path}.{name}" if path else name, found, seen)
+        for part in value.values():
+            yield from _modules(part, seen)
+    elif is_pipeline(value):
+        for part in _attributes(value):
+            yield from _modules(part, seen)
+
+
+def _attributes(value: Any) -> list[Any]:
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def _do_nothing() -> None:
