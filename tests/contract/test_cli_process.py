@@ -1,0 +1,167 @@
+"""The command line as a process: files, progress, Ctrl-C, and what it leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from PIL import Image
+
+COMMAND = [sys.executable, "-m", "sidestream.engine", "generate"]
+PATIENCE = 120
+SLOW = ("--set", "model_options.forward_ms=60000", "--set", "model_options.steps=300")
+
+
+def generate(*arguments, stdin=None):
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def read_until(stream, text):
+    """Read characters until a text has come."""
+    seen = ""
+    while text not in seen:
+        character = stream.read(1)
+        assert character, f"{text!r} did not come, but {seen!r}"
+        seen += character
+    return seen
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+def test_prompts_become_files_whose_names_are_printed(tmp_path, executor):
+    (tmp_path / "prompts.txt").write_text("a cat\n\na dog\n")
+    done = generate(
+        *("A bird", "-f", tmp_path / "prompts.txt", "-o", tmp_path / "out", "--executor", executor),
+        *("--model", "synthetic", "--seed", 200, "-n", 2, "--size", "12x8", "--batch", 2),
+    )
+    assert done.returncode == 0, done.stderr
+    names = [f"a-{animal}-{seed}" for animal in ("bird", "cat", "dog") for seed in (200, 201)]
+    expected = {str(tmp_path / "out" / f"{name}.png") for name in names}
+    assert set(done.stdout.splitlines()) == expected
+    for path in expected:
+        with Image.open(path) as image:
+            assert image.size == (12, 8)
+            seed = int(path.removesuffix(".png").rpartition("-")[2])
+            assert image.getextrema() == ((seed, seed),) * 3
+    assert "painting" in done.stderr
+    assert "6 done" in done.stderr
+
+
+def test_prompts_come_from_standard_input_and_quiet_is_quiet(tmp_path):
+    done = generate("-f", "-", "-o", tmp_path, "--model", "synthetic", "-q", stdin="a cat\n")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == len(list(tmp_path.iterdir())) == 1
+    assert done.stderr == ""
+
+
+def test_a_video_is_one_file(tmp_path):
+    done = generate(
+        *("waves", "-o", tmp_path, "--model", "random:wan", "--seed", 1, "-q"),
+        *("--format", "webp", "--arg", "num_frames=5", "--size", 32, "--steps", 1),
+    )
+    assert done.returncode == 0, done.stderr
+    with Image.open(tmp_path / "waves-1.webp") as image:
+        assert image.n_frames == 5
+
+
+def test_a_request_that_fails_does_not_end_the_others(tmp_path):
+    done = generate(
+        *("good one", "fail here", "good two", "-o", tmp_path, "--seed", 1, "-q"),
+        *("--model", "synthetic", "--set", "model_options.fail_at_step=0"),
+    )
+    assert done.returncode == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good-one-1.png", "good-two-1.png"]
+    assert done.stderr.splitlines() == [
+        "sidestream: 'fail here': RuntimeError: synthetic failure at step 0"
+    ]
+
+
+def test_verbose_tells_the_traceback(tmp_path):
+    done = generate(
+        *("fail", "-o", tmp_path, "-q", "-v", "--model", "synthetic"),
+        *("--set", "model_options.fail_at_step=0"),
+    )
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "_fail_if_told" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--model", "shpes"], 1, "did you mean 'shapes'"),
+        (["--model", "random:sdd"], 1, "did you mean 'sd3'"),
+        (["--model", "synthetic", "--arg", "nope=1"], 2, "takes no 'nope'"),
+        (["--model", "synthetic", "--set", "model_options.shape=[1,16]"], 1, "no picture"),
+    ],
+)
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+def test_errors_are_one_line(tmp_path, arguments, code, message, executor):
+    done = generate("a", "-o", tmp_path, "-q", "--executor", executor, *arguments)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+@pytest.mark.parametrize(
+    ("number", "code", "moment"),
+    [
+        (signal.SIGINT, 130, "loading"),
+        (signal.SIGINT, 130, " 1%|"),
+        (signal.SIGTERM, 143, " 1%|"),
+    ],
+)
+def test_a_signal_stops_it_without_a_traceback(tmp_path, executor, number, code, moment):
+    arguments = [*("a", "b", "-o", tmp_path, "--executor", executor, "--model", "synthetic"), *SLOW]
+    with subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            read_until(process.stderr, moment)
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(number)
+            out, error = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert out == ""
+    assert error.splitlines()[-1] == "sidestream: interrupted; 0 of 2 outputs are complete"
+    assert "Traceback" not in error
+    assert not any(child.is_running() for child in family)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_that_are_complete_stay_after_ctrl_c(tmp_path):
+    arguments = ["a", "b", "-o", str(tmp_path), "--model", "synthetic", "--seed", "1", *SLOW]
+    arguments += ["--executor", "mp", "--steps", "10"]  # 2 s each
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            path = process.stdout.readline().strip()
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == "sidestream: interrupted; 1 of 2 outputs are complete"
+    assert [str(file) for file in tmp_path.iterdir()] == [path]
+
+
+def test_the_installed_command_is_the_same():
+    command = os.path.join(os.path.dirname(sys.executable), "sidestream")
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("sidestream ")
