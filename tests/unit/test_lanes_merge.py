@@ -117,6 +117,29 @@ def test_structured_results_are_split_in_every_part():
     assert torch.equal(second.latent_dist.std, result.latent_dist.std[1:])
 
 
+def test_caches_of_keys_and_values_are_split_too():
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    keys, values = torch.randn(3, 2, 5, 4), torch.randn(3, 2, 5, 4)
+    cache.update(keys, values, 0)
+    roles = output_roles(cache, 3, entries=False)
+    first, second = Merger(Reading({}, 1, roles), [1, 2], Sameness()).split(cache)
+    assert torch.equal(first.layers[0].keys, keys[:1])
+    assert torch.equal(second.layers[0].values, values[1:])
+    assert first.get_seq_length() == 5
+    assert torch.equal(cache.layers[0].keys, keys)
+
+
+def test_lists_of_samples_of_different_sizes_are_of_one_signature():
+    def signature(*lengths):
+        arguments = {"x": [torch.zeros(length, 4) for length in lengths]}
+        return signature_of(arguments, rows_of(arguments))
+
+    assert signature(3, 5) == signature(7, 2)
+    assert signature(3, 5) != signature(3, 5, 5)
+
+
 def test_signatures_hold_everything_but_values_and_batch_size():
     def signature(**arguments):
         return signature_of(arguments, rows_of(arguments))

@@ -123,6 +123,19 @@ def test_lists_with_one_entry_for_each_sample_are_concatenated():
     assert reading.outputs[()].kind == "entries"
 
 
+def test_all_lists_may_hold_one_entry_for_each_sample():
+    def function(sample, texts):
+        return [row - row.mean() + text.sum() for row, text in zip(sample, texts, strict=True)]
+
+    def request(seed, *lengths):
+        numbers = torch.Generator().manual_seed(seed)
+        texts = [torch.randn(length, 3, generator=numbers) for length in lengths]
+        return {"sample": list(rows(seed).reshape(2, 4, 2)), "texts": texts}
+
+    reading = find(Component(function), request(1, 3, 5), request(2, 6, 2))
+    assert {reading.roles[name,].kind for name in ("sample", "texts")} == {"entries"}
+
+
 def test_lists_with_one_entry_for_each_layer_are_merged_entry_by_entry():
     module = Component(lambda sample, residuals: [sample + part for part in residuals])
     reading = find(

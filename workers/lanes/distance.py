@@ -1,10 +1,11 @@
 """How far apart two results are, and how to make an argument different."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from .structure import parts_of
 
 
 def distance(a: Any, b: Any) -> float:
@@ -18,7 +19,7 @@ def distance(a: Any, b: Any) -> float:
         a: A tensor, number, or nested dicts, lists and tuples of them.
         b: The value to compare with.
     """
-    ours, theirs = list(_parts(a)), list(_parts(b))
+    ours, theirs = list(parts_of(a)), list(parts_of(b))
     if len(ours) != len(theirs):
         return math.inf
     return max(map(_distance, ours, theirs), default=0.0)
@@ -30,7 +31,7 @@ def rounding_of(value: Any) -> tuple[float, float]:
     Args:
         value: What a component returned; the coarsest dtype in it counts.
     """
-    kinds = {part.dtype for part in _parts(value) if isinstance(part, torch.Tensor)}
+    kinds = {part.dtype for part in parts_of(value) if isinstance(part, torch.Tensor)}
     coarsest = max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)
     return (max(coarsest, 1e-5), 3e-2 if coarsest > 1e-6 else 1e-3)
 
@@ -64,27 +65,6 @@ def _nudged(value: torch.Tensor) -> torch.Tensor:
     else:
         last.add_(1)
     return nudged
-
-
-def is_record(value: Any) -> bool:
-    """Whether a value is an object that holds tensors in its attributes, such as a distribution."""
-    fields = getattr(value, "__dict__", None)
-    if not fields or isinstance(value, torch.Tensor):
-        return False
-    return any(isinstance(field, torch.Tensor) for field in fields.values())
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for part in value.values():
-            yield from _parts(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _parts(part)
-    elif is_record(value):
-        yield from _parts(vars(value))
-    else:
-        yield value
 
 
 def _distance(a: Any, b: Any) -> float:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .call import Arguments, NotMergeable
-from .distance import is_record
 from .readings import (
     EACH,
     ENTRIES,
@@ -16,11 +15,11 @@ from .readings import (
     SPREAD,
     TIME_LIKE,
     Leaf,
-    Path,
     Reading,
     Role,
 )
 from .sameness import Sameness
+from .structure import Path, holds_tensors, is_record
 
 LEADING = ("hidden_states", "sample", "x", "latents", "noisy_latents", "latent_model_input")
 
@@ -60,7 +59,7 @@ def signature_of(value: Any, rows: int, name: str = "") -> Any:
         items = value.items()
         return (type(value), tuple((k, signature_of(v, rows, str(k))) for k, v in items))
     if isinstance(value, (list, tuple)):
-        return (type(value), tuple(signature_of(part, rows) for part in value))
+        return (type(value), _list_signature(value, rows))
     if _is_number(value, name):
         return (type(value), "number")
     if isinstance(value, torch.Generator):  # a probe finds out whether it is used
@@ -68,6 +67,13 @@ def signature_of(value: Any, rows: int, name: str = "") -> Any:
     if isinstance(value, (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)):
         return (type(value), value)
     return ("object", id(value))
+
+
+def _list_signature(value: Any, rows: int) -> Any:
+    if len(value) == rows and all(isinstance(part, torch.Tensor) for part in value):
+        # perhaps one entry for each sample, of any size
+        return tuple((part.ndim, part.dtype, part.device) for part in value)
+    return tuple(signature_of(part, rows) for part in value)
 
 
 def _is_number(value: Any, name: Hashable) -> bool:
@@ -98,15 +104,6 @@ def _leaves(values: list[Any], path: Path, same: Sameness) -> Iterator[Leaf]:
 def name_of(path: Path) -> str:
     """Return an argument's path as one would write it."""
     return ".".join(map(str, path))
-
-
-def holds_tensors(value: Any) -> bool:
-    """Whether a value is or contains a tensor."""
-    if isinstance(value, dict):
-        return any(map(holds_tensors, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(holds_tensors, value))
-    return isinstance(value, torch.Tensor)
 
 
 class Merger:
@@ -160,6 +157,8 @@ class Merger:
         return [scalar.expand(count) for scalar, count in zip(scalars, self._rows, strict=True)]
 
     def _join(self, values: list[torch.Tensor], axis: int) -> torch.Tensor:
+        if len({(*v.shape[:axis], *v.shape[axis + 1 :]) for v in values}) > 1:
+            raise NotMergeable("an argument has different shapes")
         chunks = self._reading.chunks
         if chunks == 1:
             return torch.cat(values, axis)
@@ -196,8 +195,9 @@ class Merger:
     def _split_record(self, value: Any, path: Path) -> list[Any]:
         copies = [copy.copy(value) for _ in self._rows]
         for name, field in vars(value).items():
-            for part, own in zip(copies, self._split(field, (*path, name)), strict=True):
-                vars(part)[name] = own
+            if holds_tensors(field):
+                for part, own in zip(copies, self._split(field, (*path, name)), strict=True):
+                    vars(part)[name] = own
         return copies
 
     def _unjoin(self, value: torch.Tensor, axis: int) -> list[torch.Tensor]:

@@ -13,9 +13,10 @@ import torch
 
 from .call import Arguments, NotMergeable
 from .distance import distance, rounding_of, vary
-from .merge import Merger, holds_tensors, leaves_of, output_roles
-from .readings import ENTRIES, JOIN, SPREAD, Leaf, Path, Reading, readings
+from .merge import Merger, leaves_of, output_roles
+from .readings import ENTRIES, JOIN, SPREAD, Leaf, Reading, readings
 from .sameness import Sameness
+from .structure import Path, holds_tensors, value_at
 
 ALIKE = 0.05  # two arguments whose relative distance is less do not tell requests apart
 NOISE_MARGIN = 4.0  # rounding of one call against rounding of another
@@ -142,7 +143,7 @@ class Probe:
             for leaf in leaves
             if leaf.path in reading.roles
             and reading.roles[leaf.path].kind in _BATCHED
-            and distance(_at(second, leaf.path), _at(first, leaf.path)) < ALIKE
+            and distance(value_at(second, leaf.path), value_at(first, leaf.path)) < ALIKE
         )
         if alike not in self._references:
             varied = _with(second, alike)
@@ -155,13 +156,6 @@ class Probe:
         ):
             raise Inconclusive("the requests' results are equal")
         return calls, results
-
-
-def _at(arguments: Any, path: Path) -> Any:
-    value = arguments
-    for key in path:
-        value = value[key]
-    return value
 
 
 def _with(value: Any, paths: frozenset[Path], path: Path = ()) -> Any:

@@ -7,12 +7,13 @@ first; a probe decides. It works on shapes alone.
 """
 
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .structure import Path
+
 MAX_READINGS = 24
-Path = tuple[Hashable, ...]
 TIME_LIKE = frozenset(
     (
         *("timestep", "timesteps", "timestep_r", "t", "r", "time"),
@@ -134,9 +135,10 @@ def _candidates(
     likely = {path: roles[0] for path, roles in options.items()}
     shared = {path: SHARE if SHARE in roles else roles[0] for path, roles in options.items()}
     joined = {path: JOIN if JOIN in roles else roles[0] for path, roles in options.items()}
+    listed = {path: ENTRIES if ENTRIES in roles else roles[0] for path, roles in options.items()}
     chunked = [n for n in (1, 2, 3) if all(count % n == 0 for count in rows)]
     yield from itertools.product([likely], chunked)
-    yield from itertools.product([shared, joined], chunked[:1])
+    yield from itertools.product([listed, shared, joined], chunked[:1])
     for path, roles in options.items():
         for role in roles[1:]:
             yield {**likely, path: role}, 1
