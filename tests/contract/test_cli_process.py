@@ -98,27 +98,27 @@ def test_verbose_tells_the_traceback(tmp_path):
     ("arguments", "code", "message"),
     [
         (["--model", "shpes"], 1, "did you mean 'shapes'"),
-        (["--model", "random:sdd"], 1, "did you mean 'sd3'"),
+        (["--model", "shpes", "--executor", "mp"], 1, "did you mean 'shapes'"),
         (["--model", "synthetic", "--arg", "nope=1"], 2, "takes no 'nope'"),
         (["--model", "synthetic", "--set", "model_options.shape=[1,16]"], 1, "no picture"),
     ],
 )
-@pytest.mark.parametrize("executor", ["uni", "mp"])
-def test_errors_are_one_line(tmp_path, arguments, code, message, executor):
-    done = generate("a", "-o", tmp_path, "-q", "--executor", executor, *arguments)
+def test_errors_are_one_line(tmp_path, arguments, code, message):
+    done = generate("a", "-o", tmp_path, "-q", *arguments)
     assert done.returncode == code
     assert done.stdout == ""
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("executor", ["uni", "mp"])
 @pytest.mark.parametrize(
-    ("number", "code", "moment"),
+    ("executor", "number", "code", "moment"),
     [
-        (signal.SIGINT, 130, "loading"),
-        (signal.SIGINT, 130, " 1%|"),
-        (signal.SIGTERM, 143, " 1%|"),
+        ("uni", signal.SIGINT, 130, "loading"),
+        ("uni", signal.SIGINT, 130, " 1%|"),
+        ("mp", signal.SIGINT, 130, "loading"),
+        ("mp", signal.SIGINT, 130, " 1%|"),
+        ("mp", signal.SIGTERM, 143, " 1%|"),
     ],
 )
 def test_a_signal_stops_it_without_a_traceback(tmp_path, executor, number, code, moment):
