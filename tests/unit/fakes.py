@@ -148,6 +148,16 @@ class FakeExecutor:
         """Send a message as a worker."""
         self._words.send_nowait((worker, decode_output(encode_output(message))))
 
+    @property
+    def unheard(self) -> int:
+        """Messages that nobody has received yet."""
+        return self._heard.statistics().current_buffer_used
+
+    def hear(self) -> tuple[int, AsyncDiffusionOutput]:
+        """Take a message in place of `receive`, for tests without an engine."""
+        word: tuple[int, AsyncDiffusionOutput] = self._heard.receive_nowait()
+        return word
+
     def break_receive(self, error: Exception) -> None:
         """Let `receive` raise once all that was said before has been received."""
         self._words.send_nowait(error)
