@@ -1,0 +1,45 @@
+"""An engine is cancelled after each step of its life: nothing is left, and the next one starts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+from sidestream.engine import DiffusionEngine, EngineClosedError, EngineConfig, Started, open_engine
+
+from ..harness.checkpoints import Counts, cancel_at_every_step, own, whole_run
+from ..harness.engines import LONG, synthetic, until
+from ..harness.surroundings import assert_same, settled, survey
+
+
+async def whole_life(config: EngineConfig) -> None:
+    """Start, and stop while a request runs."""
+    async with trio.open_nursery() as callers, open_engine(config) as engine:
+        await callers.start(unfinished, engine)
+
+
+async def unfinished(engine: DiffusionEngine, task_status: trio.TaskStatus[None]) -> None:
+    async with engine.stream("a", num_inference_steps=LONG) as events:
+        await until(events, Started)
+        task_status.started()
+        with pytest.raises(EngineClosedError):
+            await events.result()
+
+
+@pytest.mark.parametrize(("executor", "counts"), [("uni", whole_run), ("mp", own)])
+async def test_whatever_step_an_engine_is_cancelled_at_nothing_is_left(
+    executor: str, counts: Counts
+) -> None:
+    config = synthetic(executor)  # which starts with a warm-up request
+    await whole_life(config)  # brings threads and imports
+    before = survey()
+
+    async def check() -> None:
+        if executor == "uni":  # a thread that is loading cannot be killed, and nobody waits for it
+            await settled(lambda: survey() == before)
+        assert_same(before)
+
+    steps = await cancel_at_every_step(partial(whole_life, config), check, counts=counts)
+    print(executor, counts.__name__, steps, "steps")

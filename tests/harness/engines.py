@@ -1,0 +1,44 @@
+"""Engines and requests that several tests use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sidestream.engine import DiffusionResult, EngineConfig, Event, RequestStream
+
+MEBIBYTE = 1 << 20
+LONG = 10_000
+"""Steps of a request that is still running whenever a test looks at it."""
+
+
+def synthetic(
+    executor: str | type, *, options: dict[str, Any] | None = None, **settings: Any
+) -> EngineConfig:
+    """Configure an engine of the synthetic model: one step of a millisecond, 3x64x64 floats."""
+    return EngineConfig(
+        **{
+            "model": "synthetic",
+            "model_options": {"forward_ms": 1, "steps": 1} | (options or {}),
+            "executor": executor,
+            "device": "cpu",
+            "output_ring_bytes": 4 * MEBIBYTE,
+            "input_ring_bytes": MEBIBYTE,
+            "startup_timeout": 60.0,
+            **settings,
+        }
+    )
+
+
+def values_of(result: DiffusionResult, index: int = 0) -> list[float]:
+    """Return the different elements of a raw output."""
+    return np.unique(result.outputs[index].numpy()).tolist()  # type: ignore[no-any-return]
+
+
+async def until(events: RequestStream, kind: type[Event]) -> Event:
+    """Read a request's events up to the first of a kind."""
+    async for event in events:
+        if isinstance(event, kind):
+            return event
+    raise AssertionError(f"the request ended without {kind.__name__}")
