@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -68,6 +69,7 @@ class RequestStream:
                 try:
                     self._result = await self._finish()
                 except Exception as error:
+                    traceback.clear_frames(error.__traceback__)  # they hold the ring's memory
                     mailbox.fail(error)
                 mailbox.collect()
         if mailbox.error is not None:
