@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from sidestream.workers.lanes.call import NotMergeable
+from sidestream.workers.lanes.call import ComponentCall, NotMergeable
 from sidestream.workers.lanes.distance import distance, rounding_of, vary
 from sidestream.workers.lanes.merge import Merger, leaves_of, output_roles, rows_of, signature_of
 from sidestream.workers.lanes.plans import PlanBook
@@ -163,6 +163,27 @@ def test_signatures_hold_everything_but_values_and_batch_size():
 def test_calls_without_a_batch_are_not_mergeable():
     with pytest.raises(NotMergeable):
         rows_of({"x": 3, "y": torch.tensor(1.0)})
+    with pytest.raises(NotMergeable):
+        rows_of({"x": torch.zeros(0, 3)})
+
+
+@pytest.mark.parametrize(
+    ("forward", "names"),
+    [
+        (lambda self, x, t: None, ["x", "t"]),
+        (lambda self, x, *rest: None, [0, 1]),
+        (lambda self, x, /, t: None, [0, 1]),
+        (lambda self, *args, **kwargs: None, [0, 1]),
+        (lambda self, x, t, flag=True, **more: None, ["x", "t"]),
+    ],
+)
+def test_arguments_get_their_names_where_they_have_one(forward, names):
+    module = type("Module", (torch.nn.Module,), {"forward": forward})()
+    call = ComponentCall(module, "unet", "__call__", (1, 2), {"other": 3})
+    arguments = call.named_arguments()
+    assert list(arguments) == [*names, "other"]
+    again = call.with_arguments(arguments)
+    assert [*again.args, *again.kwargs.values()] == [1, 2, 3]
 
 
 def test_leaves_are_found_in_nested_arguments():

@@ -250,6 +250,18 @@ def test_feature_caches_belong_to_a_request(cached):
     assert all(plan["component"] != "transformer" for plan in runner.statistics()["refused"])
 
 
+def test_other_components_may_be_called_inside_a_cache_context(cached):
+    tail = Layer()
+
+    def body(pipe):
+        with pipe.transformer.cache_context("cond"):
+            return pipe.vae(ROWS)
+
+    pipeline = Pipeline()
+    pipeline.vae, pipeline.transformer = tail, cached.transformer
+    assert torch.equal(run(pipeline, body)[0], tail(ROWS).detach())
+
+
 def test_a_cancelled_requests_cache_is_dropped(cached):
     wanted = plain(cached, call_of(cached, 1, num_inference_steps=8, height=48, width=32))
     runner, asked = runner_of(cached), []

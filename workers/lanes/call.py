@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -16,8 +17,15 @@ class NotMergeable(Exception):
 
 
 class CacheContext(NamedTuple):
-    """The arguments of the `cache_context` that a pipeline entered around a call."""
+    """A `cache_context` that a pipeline has entered, to be entered around each of its calls.
 
+    Attributes:
+        module: The real component whose context it is.
+        args: Its positional arguments, the context's name among them.
+        kwargs: Its keyword arguments.
+    """
+
+    module: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -32,7 +40,7 @@ class ComponentCall:
         method: The method's name, `__call__` for the module itself.
         args: Positional arguments.
         kwargs: Keyword arguments.
-        context: The cache context around the call, if the pipeline entered one.
+        contexts: The cache contexts around the call, the outermost first.
     """
 
     module: nn.Module
@@ -40,7 +48,7 @@ class ComponentCall:
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    context: CacheContext | None = None
+    contexts: tuple[CacheContext, ...] = ()
 
     @property
     def target(self) -> Callable[..., Any]:
@@ -74,7 +82,7 @@ class ComponentCall:
         """Return the same call with other arguments, as `named_arguments` gives them."""
         args = tuple(value for key, value in arguments.items() if isinstance(key, int))
         kwargs = {key: value for key, value in arguments.items() if isinstance(key, str)}
-        return ComponentCall(self.module, self.path, self.method, args, kwargs, self.context)
+        return ComponentCall(self.module, self.path, self.method, args, kwargs, self.contexts)
 
 
 class Offer(NamedTuple):
@@ -104,10 +112,11 @@ class Executor(Protocol):
 
 def execute_eagerly(call: ComponentCall) -> Any:
     """Run a call as the pipeline would have run it."""
-    if call.context is None:
+    if not call.contexts:
         return call.target(*call.args, **call.kwargs)
-    module: Any = call.module
-    with module.cache_context(*call.context.args, **call.context.kwargs):
+    with ExitStack() as stack:
+        for context in call.contexts:
+            stack.enter_context(context.module.cache_context(*context.args, **context.kwargs))
         return call.target(*call.args, **call.kwargs)
 
 
@@ -124,4 +133,6 @@ def _is_denoiser(path: str) -> bool:
 def _names(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names of the parameters that may be given by position or by name."""
     parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
+        return ()
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)

@@ -72,7 +72,7 @@ class Lane:
         self._visited: dict[Any, set[Any]] = {}
         self._steps_asked: int | None = kwargs.get("num_inference_steps")
         self._busy = False
-        self._context: CacheContext | None = None
+        self._contexts: tuple[CacheContext, ...] = ()
         self._proxies: dict[int, ModuleProxy] = {}
         self._ambient: Any = None
         self.changes = ModuleChanges(hub.thread.slots)
@@ -178,7 +178,7 @@ class Lane:
             raise LaneCancelled
         args = tuple(map(unwrap, args))
         kwargs = {name: unwrap(value) for name, value in kwargs.items()}
-        call = ComponentCall(module, path, method, args, kwargs, self._context)
+        call = ComponentCall(module, path, method, args, kwargs, self._contexts)
         if self._busy or greenlet.getcurrent() is not self._greenlet:
             return self._hub.executor(call)  # a component that calls back, or another thread
         outcome = self._await(call)
@@ -225,13 +225,14 @@ class Lane:
         return found
 
     @contextmanager
-    def cache_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Remember a pipeline's cache context; executors enter it around each call."""
-        outer, self._context = self._context, CacheContext(args, kwargs)
+    def cache_context(self, module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Remember a component's cache context; executors enter it around each call."""
+        outer = self._contexts
+        self._contexts = (*outer, CacheContext(module, args, kwargs))
         try:
             yield
         finally:
-            self._context = outer
+            self._contexts = outer
 
     def on_step(self) -> None:
         """Note that one of the private schedulers has made a step."""

@@ -32,8 +32,8 @@ def rows_of(arguments: Arguments) -> int:
     """
     for name in (*LEADING, *arguments):
         value = arguments.get(name)
-        if isinstance(value, torch.Tensor) and value.ndim >= 2:
-            return value.shape[0]
+        if isinstance(value, torch.Tensor) and value.ndim >= 2 and len(value):
+            return len(value)
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
             return len(value)
     raise NotMergeable("no argument looks like a batch")

@@ -69,7 +69,7 @@ class ModuleProxy:
         if role is None:
             return method
         if role == "context":
-            return lane.cache_context
+            return functools.partial(lane.cache_context, real)
 
         @functools.wraps(method)
         def intercepted(*args: Any, **kwargs: Any) -> Any:
