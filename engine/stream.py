@@ -44,6 +44,8 @@ class RequestStream:
         if self._result is not None:
             raise StopAsyncIteration
         while True:
+            if not self._claim.mailbox.settled:
+                self._check_deadline()
             event = self._news()
             if event is not None:
                 return event
@@ -85,13 +87,17 @@ class RequestStream:
         if mailbox.started_on is not None and not self._told_start:
             self._told_start = True
             return Started(self.request_id, mailbox.started_on)
-        if mailbox.progress != self._told_progress and mailbox.progress is not None:
+        if mailbox.progress not in (None, self._told_progress) and mailbox.error is None:
             self._told_progress = mailbox.progress
             return Progress(self.request_id, *mailbox.progress)
         return None
 
     async def _wait(self) -> None:
         if not await self._claim.mailbox.wait(self._claim.deadline):
+            self._expire()
+
+    def _check_deadline(self) -> None:
+        if trio.current_time() > self._claim.deadline:
             self._expire()
 
     def _expire(self) -> None:
@@ -106,8 +112,7 @@ class RequestStream:
         tensors = claim.output.tensors()
         claim.output.drop()
         outputs = await self._host_stage(claim, tensors)
-        if trio.current_time() > claim.deadline:
-            self._expire()
+        self._check_deadline()
         timings = _timings(claim, began)
         return DiffusionResult(self.request_id, outputs, claim.prepared.seeds[0], timings)
 
