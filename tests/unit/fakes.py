@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import trio
 
-from sidestream.engine import DiffusionEngine, EngineConfig, WorkerDiedError, open_engine
+from sidestream.engine import (
+    DiffusionEngine,
+    DiffusionRequest,
+    DiffusionResult,
+    EngineConfig,
+    SidestreamError,
+    WorkerDiedError,
+    open_engine,
+)
 from sidestream.engine.executor.base import DispatchedRequest, InputTensor, WorkerStatus
 from sidestream.ipc_ext import Handle
 from sidestream.ipc_ext.messages import (
@@ -55,6 +64,8 @@ CAPABILITIES: dict[str, Any] = {
 }
 """As `DiffusionModelRunner.capabilities` tells them."""
 
+EVER = 1e6
+"""Seconds of a jumping clock: a test that would hang fails at once."""
 FORWARD = Timings(forward_start=1_000_000_000, forward_end=3_500_000_000)
 """A forward of 2.5 s, long ago."""
 
@@ -329,13 +340,64 @@ async def open_fake(
     """Open an engine on a fake executor, without warm-up."""
     made: list[FakeExecutor] = []
 
-    class Recorded(executor):
+    class Recorded(executor):  # type: ignore[valid-type, misc]
         def __init__(self, config: EngineConfig) -> None:
             super().__init__(config)
             made.append(self)
 
-    async with open_engine(executor=Recorded, **{"warmup": False, **settings}) as engine:
-        yield engine, made[0]
+    with trio.fail_after(EVER):
+        async with open_engine(executor=Recorded, **{"warmup": False, **settings}) as engine:
+            yield engine, made[0]
+
+
+class ServingExecutor(FakeExecutor):
+    """One whose worker is honest and quick."""
+
+    async def start(self, services: trio.Nursery) -> list[dict[str, Any]]:
+        services.start_soon(serve, self)
+        return await super().start(services)
+
+
+def raw(prompt: str | None = "a", **params: Any) -> DiffusionRequest:
+    """Make a request whose output is handed out without a thread, so that clocks can jump."""
+    return DiffusionRequest.make(prompt, output_type="raw", **params)
+
+
+def value_of(result: DiffusionResult) -> list[int]:
+    """Return what a raw output says: the seeds of the request that it was made for."""
+    (tensor,) = result.outputs
+    seeds: list[int] = tensor.numpy().tolist()
+    return seeds
+
+
+class Outcomes:
+    """What became of calls that run as tasks of their own."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._ended: dict[str, trio.Event] = {}
+        self._outcome: dict[str, Any] = {}
+
+    def start(self, name: str, call: Callable[..., Awaitable[Any]], *args: Any, **kw: Any) -> None:
+        """Start a call; an error of sidestream's is an outcome, any other one fails the test."""
+        self._ended[name] = trio.Event()
+        self._nursery.start_soon(self._run, name, functools.partial(call, *args, **kw))
+
+    async def _run(self, name: str, call: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            self._outcome[name] = await call()
+        except SidestreamError as error:
+            self._outcome[name] = error
+        self._ended[name].set()
+
+    def has(self, name: str) -> bool:
+        """Whether a call has ended."""
+        return self._ended[name].is_set()
+
+    async def of(self, name: str) -> Any:
+        """Wait for a call's result, or the error that it raised."""
+        await self._ended[name].wait()
+        return self._outcome[name]
 
 
 async def serve(
