@@ -31,6 +31,9 @@ from .models import load_pipeline
 from .platform import platform_for
 from .remote import ABORTED
 
+_SET_HERE = ("generator", "output_type")
+"""Arguments that each run gets from the worker, if the pipeline takes them."""
+
 
 class DiffusionWorker:
     """Loads what `configuration` names, and runs waves of requests on it.
@@ -87,8 +90,10 @@ class DiffusionWorker:
             self._platform.unregister_host_memory(self._outputs.address)
 
     def capabilities(self) -> dict[str, Any]:
-        """Tell what the pipeline takes, and where it runs."""
-        return {**self._capabilities, "device": str(self._platform.device)}
+        """Tell what a request may and must say, and where it runs."""
+        required = [name for name in self._capabilities["required"] if name not in _SET_HERE]
+        device = str(self._platform.device)
+        return {**self._capabilities, "required": required, "device": device}
 
     def take_input(self, part: InputPart) -> None:
         """Keep a piece of an array for a request that comes later."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from sidestream.engine import DiffusionResult, EngineConfig, Event, RequestStream
 
@@ -29,6 +31,13 @@ def synthetic(
             **settings,
         }
     )
+
+
+def offer_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let import paths lead into `pipelines`, in this process and in workers."""
+    folder = str(Path(__file__).with_name("pipelines"))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", folder)
 
 
 def values_of(result: DiffusionResult, index: int = 0) -> list[float]:

@@ -1,0 +1,53 @@
+"""Models that cannot be loaded or run, each in its own way."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any, ClassVar
+
+import torch
+
+GO = threading.Event()
+"""Ends `blocks`, where the test and the model share a process."""
+
+
+def raises() -> None:
+    raise LookupError("the weights are lost")
+
+
+def exits() -> None:
+    print("these are its last words", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def leaves() -> None:
+    sys.exit("the loader gave up")
+
+
+def blocks() -> None:
+    GO.wait()
+    raise LookupError("too late")
+
+
+ERRORS: dict[str, tuple[type[Exception], str]] = {
+    "plain": (ArithmeticError, "this does not work"),
+    "poisoned": (torch.AcceleratorError, "CUDA error: an illegal memory access was encountered"),
+}
+
+
+class TroubledPipeline:
+    """Raises what its options say, for every prompt or for one that says so."""
+
+    components: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, error: str, when: str = "") -> None:
+        self._error = error
+        self._when = when
+
+    def __call__(self, prompt: str) -> tuple[torch.Tensor]:
+        if self._when in prompt:
+            kind, message = ERRORS[self._error]
+            raise kind(message)
+        return (torch.zeros(1, 3, 8, 8),)
