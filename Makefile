@@ -1,0 +1,63 @@
+# The everyday commands. All a fresh machine needs is Python 3.11 or newer (with venv) and a C compiler.
+#
+#   make demo       paint a contact sheet into out/
+#   make test       run the whole test suite
+#   make lint       linters and type checkers
+#   make test-gpu   the tests that need a CUDA device
+#   make clean      remove what was built, .venv included
+
+PYTHON ?= python3
+# The release that sidestream is tested with. pip takes the build for CPU or CUDA from whatever index
+# it is configured to use; for another one: make demo TORCH="torch==2.13.0 --index-url ..."
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+# An installation is renewed when one of these changes.
+SOURCES := pyproject.toml setup.py build.py $(wildcard ipc_ext/csrc/*.[ch])
+PACKAGES := engine ipc_ext workers postprocess
+
+# flake8 is here for flake8-async alone, with its optional checks but for these:
+# 910, 911: a coroutine may return without a checkpoint; nobody is promised one.
+# 912, 913: their analysis sees no checkpoint behind a `for` or an `if`.
+# 114: every function for `nursery.start` would have to be listed here.
+ASYNC_OFF := ASYNC910,ASYNC911,ASYNC912,ASYNC913,ASYNC114
+# Tests do on purpose what code should not: swallow cancellation, poll, nest nurseries oddly.
+ASYNC_OFF_IN_TESTS := ASYNC103,ASYNC104,ASYNC110,ASYNC111,ASYNC112,ASYNC124
+
+.PHONY: demo test test-gpu lint clean
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/contact_sheet.py out
+
+# One thread for each process: the tests run several, and tiny models only lose by more.
+test: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" $(PYTEST_FLAGS)
+
+test-gpu: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/flake8 --select=ASYNC --ignore=$(ASYNC_OFF) $(PACKAGES) examples benchmarks
+	$(BIN)/flake8 --select=ASYNC --ignore=$(ASYNC_OFF),$(ASYNC_OFF_IN_TESTS) tests
+	MYPYPATH=.types $(BIN)/mypy --strict $(addprefix -p sidestream.,$(PACKAGES))
+
+clean:
+	$(MAKE) -C tests/c clean
+	rm -rf $(VENV) build dist *.egg-info ipc_ext/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -r {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/installed: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -m pip install -e .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install -e '.[dev]'
+	touch $@
