@@ -85,7 +85,8 @@ class RingExecutor:
         """See `DiffusionExecutor.start`."""
         greetings = {}
         for index in range(self.config.num_workers):
-            link = WorkerLink(index, self.config, self._doorbell)
+            # Touching every page of the rings takes a second for each few GiB.
+            link = await trio.to_thread.run_sync(WorkerLink, index, self.config, self._doorbell)
             self.links.append(link)
             greetings[index] = self._calls[index, _GREETING] = _Call()
             await self._launch(link, services)
