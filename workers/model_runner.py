@@ -100,8 +100,8 @@ class DiffusionModelRunner:
             for request in requests:
                 wave.add(request, self._open(request))
             Lockstep(self._hub, self._batcher).run(wave.lanes)
-            if self._batcher.poison is not None:
-                wave.fail_rest(self._batcher.poison)
+            if self._hub.poison is not None:
+                wave.fail_rest(self._hub.poison)
 
     def statistics(self) -> dict[str, Any]:
         """Return counts of calls, merges and probes, and which calls are not merged and why."""

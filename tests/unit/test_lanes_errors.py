@@ -162,6 +162,37 @@ def test_a_lost_device_ends_the_whole_wave_and_says_so(error):
     assert pipeline.unet.calls == 2
 
 
+def test_a_device_that_is_lost_outside_of_a_component_is_lost_too():
+    class Waiting(Steps):
+        def __call__(self, sample):
+            sample = self.unet(sample, None)
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    pipeline = Waiting(lambda x, tag: x)
+    outputs = run_wave(runner_of(pipeline), [{"sample": sample(True)} for _ in range(3)])
+    assert [output.fatal for output in outputs] == [True, True, True]
+    assert pipeline.unet.calls == 1
+
+
+def test_a_pipeline_that_cannot_be_copied_fails_its_requests():
+    class Scheduler:
+        def set_timesteps(self):
+            pass
+
+        def step(self):
+            pass
+
+        def __deepcopy__(self, memo):
+            raise TypeError("cannot be copied")
+
+    pipeline = Steps(lambda x, tag: x)
+    pipeline.scheduler = Scheduler()
+    for output in run_wave(runner_of(pipeline), [{"sample": sample(True)}] * 2):
+        assert output.error_type == "TypeError"
+    pipeline.scheduler = None
+    assert run_wave(runner_of(pipeline), [{"sample": sample(True)}])[0].error is None
+
+
 def test_a_lane_that_ends_is_reported_while_the_others_go_on():
     order = []
     pipeline = Steps(lambda x, tag: order.append(tag) or x)

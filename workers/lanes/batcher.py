@@ -41,13 +41,11 @@ class Batcher:
     Attributes:
         counts: What was done.
         book: The plans.
-        poison: The error after which the device cannot be used any more.
     """
 
     def __init__(self, hub: Hub) -> None:
         self.counts = Counts()
         self.book = PlanBook()
-        self.poison: Exception | None = None
         self._hub = hub
         self._same = Sameness()
 
@@ -88,14 +86,13 @@ class Batcher:
                 lane.resume(self._execute(lane))
 
     def _execute(self, lane: Lane) -> Outcome:
-        if self.poison is not None:
-            return Outcome(None, self.poison)
+        if self._hub.poison is not None:
+            return Outcome(None, self._hub.poison)
         self.counts.calls += 1
         call = _pending(lane)
         self._hub.publish(lane, call.module)
         outcome = lane.perform(partial(self._hub.executor, call))
-        if outcome.error is not None and self._hub.platform.is_fatal(outcome.error):
-            self.poison = outcome.error
+        self._hub.note(outcome.error)
         return outcome
 
     def _execute_each(self, lanes: Sequence[Lane]) -> list[tuple[Lane, Outcome]]:

@@ -28,6 +28,7 @@ class Hub:
         executor: Runs one component call; nothing else does.
         thread: The thread's state, and whose it is.
         exclusive: The lane that may change shared modules; no other may run until it is done.
+        poison: The error after which the device cannot be used any more.
         on_change: Called when a lane has stopped: at its next component call, or for good.
     """
 
@@ -48,6 +49,7 @@ class Hub:
             Slots(modules), platform.default_generators(), platform.device_types
         )
         self.exclusive: Lane | None = None
+        self.poison: Exception | None = None
         self.on_change: Callable[[Lane], None] = _ignore
         self._caches = FeatureCaches(modules)
         self._open: set[Lane] = set()
@@ -87,9 +89,15 @@ class Hub:
         """Note that a lane waits for its next call, or is done."""
         if lane.done:
             self._open.discard(lane)
+            self.note(lane.error)
             if self.exclusive is lane:
                 self.exclusive = None
         self.on_change(lane)
+
+    def note(self, error: Exception | None) -> None:
+        """Look at an error: after some of them, nothing may run any more."""
+        if error is not None and self.platform.is_fatal(error):
+            self.poison = error
 
     def offer(self, call: ComponentCall) -> Offer | None:
         """Say which other calls this one could be merged with; called inside the lane.

@@ -10,6 +10,7 @@ from torch import nn
 
 from .call import CacheContext, ComponentCall, Offer
 from .changes import ModuleChanges
+from .counted import StepObserver
 from .proxy import ModuleProxy, unwrap
 from .view import PipelineView, total_steps
 
@@ -36,7 +37,7 @@ class Lane:
 
     Attributes:
         kwargs: What the pipeline is called with; dropped once it is.
-        pipeline: The lane's own copy of the pipeline.
+        pipeline: The lane's own copy of the pipeline, while it runs.
         pending: The component call that the lane waits for.
         wants_exclusive: The lane waits until no other runs before it is done with a shared module.
         offer: What `pending` could be merged with; None: it has to run alone.
@@ -76,8 +77,8 @@ class Lane:
         self._proxies: dict[int, ModuleProxy] = {}
         self._ambient: Any = None
         self.changes = ModuleChanges(hub.thread.slots)
-        view = PipelineView(hub.pipeline, self)
-        self.pipeline, self._observers = view.pipeline, view.observers
+        self.pipeline: Any = None
+        self._observers: list[StepObserver] = []
         self._greenlet: Any = None
 
     # ------------------------------------------------------------------ the hub's side
@@ -156,7 +157,9 @@ class Lane:
     def _main(self) -> None:
         kwargs, self.kwargs = self.kwargs, {}
         try:
-            self.value = self.pipeline(**kwargs)
+            view = PipelineView(self._hub.pipeline, self)
+            self.pipeline, self._observers = view.pipeline, view.observers
+            self.value = view.pipeline(**kwargs)
         except LaneCancelled:
             pass
         except Exception as error:

@@ -28,7 +28,7 @@ class Lockstep:
             if not lane.cancel_if_asked():
                 lane.start()
         while waiting := [lane for lane in lanes if not lane.cancel_if_asked()]:
-            if self._batcher.poison is not None:
+            if self._hub.poison is not None:
                 return
             asking = next((lane for lane in waiting if lane.wants_exclusive), None)
             if self._hub.exclusive is not None:
@@ -49,7 +49,7 @@ class Lockstep:
             else:
                 running.append(group)
         for group in running:
-            if self._batcher.poison is None:
+            if self._hub.poison is None:
                 self._batcher.run(group)
 
 
