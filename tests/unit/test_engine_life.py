@@ -1,0 +1,463 @@
+"""An engine from its start to its end, whatever ends it."""
+
+import pytest
+import trio
+import trio.testing
+
+import sidestream.engine
+from sidestream.engine import (
+    ConfigError,
+    EngineClosedError,
+    EngineConfig,
+    EngineDeadError,
+    ExecutionError,
+    RequestAborted,
+    RequestError,
+    StartupError,
+    WorkerDiedError,
+    open_engine,
+)
+from sidestream.engine.claims import ProtocolError
+from sidestream.engine.executor import (
+    MultiprocDiffusionExecutor,
+    UniProcDiffusionExecutor,
+    make_executor,
+)
+
+from .fakes import (
+    CAPABILITIES,
+    FakeExecutor,
+    Outcomes,
+    ServingExecutor,
+    open_fake,
+    raised,
+    raw,
+    value_of,
+)
+
+settled = trio.testing.wait_all_tasks_blocked
+
+
+@pytest.fixture
+def outcomes(nursery):
+    return Outcomes(nursery)
+
+
+# -- the start
+
+
+async def test_every_worker_is_warmed_up(autojump_clock, nursery):
+    plays = []
+
+    class Watched(ServingExecutor):
+        def __init__(self, config):
+            super().__init__(config)
+            plays.append(self)
+
+    settings = {"num_workers": 3, "max_num_seqs": 4, "max_queued_requests": 1}
+    async with open_engine(executor=Watched, **settings) as engine:
+        (executor,) = plays
+        assert [[job.worker for job in wave] for wave in executor.waves] == [[0], [1], [2]]
+        for (job,) in executor.waves:
+            assert job.data.call == {"prompt": "warm-up", "num_inference_steps": 1}
+        assert engine.statistics().claims == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [(["prompt"], {"prompt": "warm-up"}), (["num_inference_steps"], {"num_inference_steps": 1})],
+)
+async def test_the_warm_up_gives_what_the_pipeline_takes(autojump_clock, arguments, call):
+    class Pipeline(ServingExecutor):
+        capabilities = {**CAPABILITIES, "arguments": arguments, "required": []}  # noqa: RUF012
+
+    async with open_fake(Pipeline, warmup=True) as (_, executor):
+        assert [wave[0].data.call for wave in executor.waves] == [call]
+
+
+async def test_a_pipeline_that_needs_more_than_a_prompt_is_not_warmed_up(autojump_clock):
+    class Pipeline(FakeExecutor):
+        capabilities = {**CAPABILITIES, "required": ["prompt", "image"]}  # noqa: RUF012
+
+    async with open_fake(Pipeline, warmup=True) as (_, executor):
+        assert executor.waves == []
+
+
+async def test_a_warm_up_that_fails(autojump_clock):
+    class Broken(FakeExecutor):
+        async def dispatch(self, worker, wave):
+            await super().dispatch(worker, wave)
+            (await self.next_job()).compute_failed(raised("RuntimeError: no kernel"))
+
+    with pytest.raises(StartupError, match="warm-up request failed: RuntimeError: no") as caught:
+        async with open_fake(Broken, warmup=True):
+            pytest.fail("the engine must not start")
+    assert isinstance(caught.value.__cause__, ExecutionError)
+
+
+async def test_a_worker_that_dies_during_the_warm_up(autojump_clock):
+    class Dying(FakeExecutor):
+        async def dispatch(self, worker, wave):
+            self.kill()
+
+    with pytest.raises(StartupError, match="worker 0 was killed by SIGKILL"):
+        async with open_fake(Dying, warmup=True):
+            pytest.fail("the engine must not start")
+
+
+@pytest.mark.parametrize("error", [StartupError("no such model"), OSError("no memory")])
+async def test_a_start_that_fails_leaves_as_it_is(autojump_clock, error):
+    class Broken(FakeExecutor):
+        async def start(self, services):
+            services.start_soon(trio.sleep_forever)
+            raise error
+
+        async def close(self, grace):
+            closed.append(grace)
+
+    closed = []
+    with pytest.raises(type(error)) as caught:
+        async with open_fake(Broken):
+            pytest.fail("the engine must not start")
+    assert caught.value is error
+    assert closed == [0.0]  # nobody is waited for who has never been ready
+
+
+async def test_a_start_that_takes_too_long(autojump_clock):
+    class Slow(FakeExecutor):
+        async def start(self, services):
+            await trio.sleep_forever()
+
+    began = trio.current_time()
+    with pytest.raises(StartupError, match=r"not ready within 30 s \(startup_timeout\)"):
+        async with open_fake(Slow, startup_timeout=30):
+            pytest.fail("the engine must not start")
+    assert trio.current_time() - began == 30
+
+
+async def test_a_wrong_setting_starts_nothing(autojump_clock):
+    with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+        async with open_fake(max_num_seq=3):
+            pytest.fail("the engine must not start")
+
+
+def test_executors_by_name_import_path_and_class():
+    for wanted, cls in [
+        ("uni", UniProcDiffusionExecutor),
+        ("mp", MultiprocDiffusionExecutor),
+        ("sidestream.engine.executor:MultiprocDiffusionExecutor", MultiprocDiffusionExecutor),
+        (FakeExecutor, FakeExecutor),
+    ]:
+        assert isinstance(make_executor(EngineConfig(executor=wanted)), cls)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("nowhere.at_all:Executor", "cannot be imported: No module named"),
+        ("sidestream.engine:Nothing", "cannot be imported: .* has no attribute 'Nothing'"),
+        ("sidestream.engine:open_engine", "is not a class"),
+    ],
+)
+def test_an_import_path_that_leads_nowhere(path, reason):
+    with pytest.raises(ConfigError, match=f"executor '{path}' {reason}"):
+        make_executor(EngineConfig(executor=path))
+
+
+# -- the body
+
+
+@pytest.mark.parametrize("error", [ValueError("plain"), SystemExit(3), KeyboardInterrupt()])
+async def test_an_exception_of_the_body_leaves_as_it_is(autojump_clock, error):
+    cause, context = OSError("cause"), KeyError("context")
+
+    async def body():
+        async with open_fake():
+            try:
+                raise context
+            except KeyError:
+                raise error from cause
+
+    with pytest.raises(type(error)) as caught:
+        await body()
+    assert caught.value is error
+    assert (error.__cause__, error.__context__) == (cause, context)
+
+
+async def test_a_group_of_the_body_is_not_wrapped_in_another(autojump_clock):
+    with pytest.RaisesGroup(ValueError, KeyError):
+        async with open_fake():
+            raise ExceptionGroup("of the body", [ValueError(), KeyError()])
+
+
+async def test_a_cancelled_body(autojump_clock):
+    with trio.CancelScope() as scope:
+        async with open_fake() as (engine, executor), engine.stream(raw()):
+            job = await executor.next_job()
+            scope.cancel()
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert job.flagged
+    assert executor.graces == [engine.config.shutdown_grace]
+
+
+async def test_leaving_the_body_ends_what_others_still_wait_for(autojump_clock, outcomes):
+    async with open_fake(dispatch_depth=1, shutdown_grace=3.0) as (engine, executor):
+        outcomes.start("running", engine.generate, raw())
+        job = await executor.next_job()
+        outcomes.start("queued", engine.generate, raw())
+        await settled()
+    for name in ("running", "queued"):
+        error = await outcomes.of(name)
+        assert isinstance(error, EngineClosedError)
+        assert str(error) == "the engine was closed"
+    assert job.flagged
+    assert executor.graces == [3.0]
+    assert engine.statistics().claims == 0
+
+
+async def test_a_closed_engine(autojump_clock):
+    async with open_fake() as (engine, executor):
+        await engine.close()
+        await engine.close()
+        for call in (engine.generate(raw()), engine.collective_rpc("ping")):
+            with pytest.raises(EngineClosedError, match="the engine is closed"):
+                await call
+    with pytest.raises(EngineClosedError):
+        engine.check_health()
+    assert executor.graces == [engine.config.shutdown_grace]
+    assert engine.statistics().completed == 0
+    await engine.wait_idle()
+
+
+async def test_the_worker_may_let_go_while_the_engine_closes(autojump_clock, outcomes):
+    class Patient(FakeExecutor):
+        async def close(self, grace):
+            for wave in self.waves:
+                wave[0].abort()
+            self.kill()
+            await trio.sleep(grace)
+
+    async with open_fake(Patient) as (engine, executor):
+        outcomes.start("a", engine.generate, raw(request_id="a"))
+        await executor.next_job()
+        outcomes.start("abort", engine.abort, "a")
+        await settled()
+    assert await outcomes.of("abort") is True
+    assert isinstance(await outcomes.of("a"), RequestAborted)
+    with pytest.raises(EngineClosedError):  # a worker that ends now is no death
+        engine.check_health()
+
+
+# -- death
+
+
+def by_a_worker(executor):
+    executor.kill()
+    return WorkerDiedError
+
+
+def by_the_pump(executor):
+    executor.break_receive(RuntimeError("bug"))
+    return RuntimeError
+
+
+def by_the_protocol(executor):
+    job = executor.waves[0][0]
+    job.compute_done()
+    job.compute_done()
+    return ProtocolError
+
+
+def by_the_device(executor):
+    executor.waves[0][0].compute_failed(raised("AcceleratorError: unspecified", fatal=True))
+    return ExecutionError
+
+
+DEATHS = [by_a_worker, by_the_pump, by_the_protocol, by_the_device]
+
+
+async def meet_death(engine, executor, outcomes, death):
+    """Let an engine die that has a request running, others in its worker's hands, others queued."""
+    for name in "abc":
+        outcomes.start(name, engine.generate, raw(request_id=name))
+        await settled()
+    return death(executor)
+
+
+@pytest.mark.parametrize("death", DEATHS)
+async def test_at_a_death_every_waiter_has_an_answer_at_once(autojump_clock, outcomes, death):
+    async with open_fake() as (engine, executor):
+        began = trio.current_time()
+        outcomes.start("death", engine.wait_dead)
+        outcomes.start("idle", engine.wait_idle)
+        cause = await meet_death(engine, executor, outcomes, death)
+        errors = [await outcomes.of(name) for name in "abc"]
+        assert trio.current_time() == began
+        assert len(set(map(id, errors))) == 3  # each has one of its own
+        for error in errors[1:]:
+            assert isinstance(error, WorkerDiedError | EngineDeadError)
+            assert isinstance(error, cause) or isinstance(error.__cause__, cause)
+        assert isinstance((await outcomes.of("death")).__cause__, cause)
+        await outcomes.of("idle")
+        statistics = engine.statistics()
+        assert (statistics.claims, statistics.waves, statistics.cancel_slots_used) == (0, 0, 0)
+        assert (statistics.waiting, statistics.running) == (0, 0)
+        assert (statistics.pending_outputs, statistics.failed) == (0, 3)
+
+
+@pytest.mark.parametrize("death", DEATHS)
+async def test_a_dead_engine_says_of_what_it_died(autojump_clock, outcomes, death):
+    async with open_fake() as (engine, executor):
+        cause = await meet_death(engine, executor, outcomes, death)
+        await outcomes.of("c")
+        for call in (engine.generate(raw()), engine.collective_rpc("ping")):
+            with pytest.raises(EngineDeadError, match="the engine is dead: ") as dead:
+                await call
+            assert isinstance(dead.value.__cause__, cause)
+        with pytest.raises(EngineDeadError) as dead:
+            engine.check_health()
+        assert isinstance(dead.value.__cause__, cause)
+        assert await engine.abort("a") is False
+    assert executor.graces == [engine.config.shutdown_grace]
+    with pytest.raises(EngineDeadError):  # and not that it is closed: that is no news
+        engine.check_health()
+
+
+async def test_the_cause_is_not_lost_on_the_way_out(autojump_clock):
+    async def body():
+        async with open_fake() as (engine, executor):
+            executor.kill()
+            await engine.wait_dead()
+            engine.check_health()
+
+    with pytest.raises(EngineDeadError) as dead:
+        await body()
+    assert isinstance(dead.value.__cause__, WorkerDiedError)
+
+
+async def test_what_a_dead_worker_said_last(autojump_clock, outcomes):
+    async with open_fake() as (engine, executor):
+        outcomes.start("a", engine.generate, raw(seed=1))
+        job = await executor.next_job()
+        outcomes.start("b", engine.generate, raw())
+        await executor.next_job()
+        job.finish()
+        executor.kill()
+        assert value_of(await outcomes.of("a")) == [1]
+        error = await outcomes.of("b")
+        assert str(error) == "worker 0 was killed by SIGKILL"
+        assert (error.worker, error.exit_status, error.stderr) == (0, -9, "last words")
+        assert error.__notes__ == ["Its last lines:\nlast words"]
+
+
+async def test_a_result_that_came_before_the_death_can_be_fetched_after_it(autojump_clock):
+    async with open_fake() as (engine, executor), engine.stream(raw(seed=1)) as events:
+        (await executor.next_job()).finish()
+        executor.kill()
+        await engine.wait_dead()
+        assert value_of(await events.result()) == [1]
+
+
+async def test_an_aborter_is_answered_by_a_death(autojump_clock, outcomes):
+    async with open_fake() as (engine, executor):
+        outcomes.start("a", engine.generate, raw(request_id="a"))
+        await executor.next_job()
+        outcomes.start("abort", engine.abort, "a")
+        await outcomes.of("a")
+        executor.kill()
+        assert await outcomes.of("abort") is True
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (WorkerDiedError(0, "has gone", 1), WorkerDiedError),
+        (RuntimeError("bug"), EngineDeadError),
+    ],
+)
+async def test_a_dispatch_that_fails(autojump_clock, outcomes, error, told):
+    async with open_fake() as (engine, executor):
+        executor.dispatch_error = error
+        outcomes.start("a", engine.generate, raw())
+        outcomes.start("b", engine.generate, raw())
+        for name in "ab":
+            assert isinstance(await outcomes.of(name), told)
+        assert (await engine.wait_dead()).__cause__ is error
+
+
+async def test_a_worker_found_dead_before_the_pump_says_so(autojump_clock):
+    async with open_fake() as (engine, executor):
+        executor.death = WorkerDiedError(0, "has gone", 1)
+        with pytest.raises(WorkerDiedError, match="worker 0 has gone"):
+            await engine.generate(raw())
+
+
+async def test_who_is_aborted_is_not_told_of_a_death(autojump_clock, outcomes):
+    """The first outcome stands."""
+    async with open_fake() as (engine, executor), engine.stream(raw(request_id="a")) as events:
+        await executor.next_job()
+        outcomes.start("abort", engine.abort, "a")
+        await settled()
+        executor.kill()
+        await engine.wait_dead()
+        with pytest.raises(RequestAborted):
+            await events.result()
+
+
+# -- calls to all workers
+
+
+async def test_a_call_to_every_worker(autojump_clock):
+    async with open_fake(num_workers=2) as (engine, _):
+        assert await engine.collective_rpc("profile", 3) == [
+            (0, "profile", (3,)),
+            (1, "profile", (3,)),
+        ]
+
+
+# -- the one-line entry point
+
+
+def config(**settings):
+    return {"executor": ServingExecutor, "warmup": False, **settings}
+
+
+async def test_generate_returns_results_in_order(autojump_clock):
+    prompts = [raw(seed=seed, priority=seed) for seed in range(5)]
+    results = await sidestream.engine.generate(config(max_num_seqs=2), prompts)
+    assert [value_of(result) for result in results] == [[0], [1], [2], [3], [4]]
+
+
+async def test_generate_takes_more_prompts_than_the_queue(autojump_clock):
+    prompts = [f"prompt {i}" for i in range(20)]
+    results = await sidestream.engine.generate(
+        config(max_queued_requests=3), prompts, output_type="raw", seed=4
+    )
+    assert [value_of(result) for result in results] == [[4]] * 20
+
+
+async def test_generate_takes_one_prompt_and_a_mapping_or_a_config(autojump_clock):
+    for settings in (config(), EngineConfig(**config())):
+        (result,) = await sidestream.engine.generate(settings, "a", output_type="raw", seed=9)
+        assert value_of(result) == [9]
+
+
+async def test_generate_checks_all_prompts_before_it_starts_anything(autojump_clock):
+    class Never(FakeExecutor):
+        async def start(self, services):
+            pytest.fail("nothing may start")
+
+    with pytest.raises(RequestError, match="unknown parameter 'stepz'"):
+        await sidestream.engine.generate(config(executor=Never), ["a"], stepz=3)
+
+
+async def test_the_first_error_ends_generate_unwrapped(autojump_clock):
+    class Failing(FakeExecutor):
+        async def dispatch(self, worker, wave):
+            await super().dispatch(worker, wave)
+            for job in self.waves[-1]:
+                job.compute_failed(raised("ValueError: no"))
+
+    with pytest.raises(ExecutionError, match="ValueError: no"):
+        await sidestream.engine.generate(config(executor=Failing), ["a", "b"], output_type="raw")
