@@ -103,7 +103,12 @@ class ClaimLedger:
 
     def uncollected(self) -> list[Claim]:
         """Return the requests whose output is complete and whose caller has not come for it."""
-        return [claim for claim in self._by_request.values() if claim.mailbox.delivered]
+        return [
+            claim
+            for claim in self._by_request.values()
+            if claim.mailbox.delivered
+            or (claim.state is ClaimState.READY and not claim.mailbox.settled)
+        ]
 
     @property
     def is_idle(self) -> bool:
@@ -213,6 +218,8 @@ class ClaimLedger:
         source: PieceSource = self._pieces[claim.worker]
         for piece in message.output:
             claim.output.add(piece, source)
+        if message.final:
+            claim.output.tensors()  # complete, or the worker has broken the protocol
 
     def _drop(self, claim: Claim, message: AsyncDiffusionOutput | None, *_: object) -> None:
         claim.output.drop()

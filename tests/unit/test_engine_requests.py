@@ -209,7 +209,7 @@ async def test_an_error_of_the_host_stage(autojump_clock, outcomes, monkeypatch)
         def host_stage(tensors, output_type, options):
             raise ValueError("no picture")
 
-        monkeypatch.setattr(engine._host_stage.postprocessor, "host_stage", host_stage, False)
+        monkeypatch.setattr(engine._host_stage.postprocessor, "host_stage", host_stage)
         async with engine.stream(raw()) as events:
             (await executor.next_job()).finish()
             with pytest.raises(ValueError, match="no picture"):

@@ -108,7 +108,6 @@ def test_an_id_is_taken_until_its_result_was_fetched(bench):
     bench.hear()
     assert len(bench.ledger) == 0
     assert bench.ledger.find("a") is claim
-    assert bench.ledger.uncollected() == [claim]
     bench.ledger.leave(claim)
     assert bench.ledger.find("a") is None
     assert bench.ledger.is_idle
@@ -129,6 +128,18 @@ def test_both_orders_deliver(bench, order):
     assert claim.output.tensors()["images"].numpy().tolist() == [3]
     assert claim.timings == FORWARD
     assert claim.state is ClaimState.CLOSED
+
+
+def test_what_lies_ready_for_callers_to_come(bench):
+    claims, jobs = zip(*(bench.run(name) for name in "abcd"), strict=True)
+    jobs[0].finish()
+    jobs[1].output_ready()
+    jobs[2].compute_done()
+    jobs[3].output_failed(raised())
+    bench.hear()
+    assert bench.ledger.uncollected() == [claims[0], claims[1]]
+    bench.ledger.leave(claims[1])
+    assert bench.ledger.uncollected() == [claims[0]]
 
 
 def test_the_end_of_the_forward_makes_room_not_the_output(bench):
@@ -224,6 +235,14 @@ def test_a_worker_that_repeats_itself_has_broken_the_protocol(bench, words):
     for word in words:
         getattr(job, word)()
     with pytest.raises(ProtocolError, match="cannot follow in state"):
+        bench.hear()
+
+
+def test_an_output_that_ends_before_it_is_complete_breaks_the_protocol(bench):
+    _, job = bench.run("a")
+    job.output_part(job.piece(np.zeros(9, np.uint8), 0, 4))
+    job.output_ready(job.piece(np.zeros(9, np.uint8), 4, 8))
+    with pytest.raises(ProtocolError, match="output ended before images was complete"):
         bench.hear()
 
 
