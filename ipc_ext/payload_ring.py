@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ._ring import ffi, lib
 from .errors import PayloadTooLarge, RingShutDown, StaleHandle, failure
@@ -46,7 +47,7 @@ class PayloadRing:
         self._ring = ring
         self.capacity = lib.ss_payload_size(ring)
         self.chunk_bytes = lib.ss_payload_chunk(ring)
-        data = ffi.gc(lib.ss_payload_data(ring), _Finaliser(_hold, ring))
+        data = ffi.gc(lib.ss_payload_data(ring), partial(_hold, ring))
         self.address = int(ffi.cast("uintptr_t", data))
         self._region: memoryview | None = memoryview(ffi.buffer(data, self.capacity))
 
@@ -127,7 +128,7 @@ class PayloadRing:
         """
         ring = self._ring
         self._apply(lib.ss_payload_lease, handle)
-        release = _Finaliser(lib.ss_payload_unlease, ring, *handle)
+        release = partial(lib.ss_payload_unlease, ring, *handle)
         data = ffi.gc(lib.ss_payload_data(ring) + handle.offset, release)
         return memoryview(ffi.buffer(data, handle.nbytes)).toreadonly()
 
@@ -200,27 +201,6 @@ class PayloadRing:
         """Let go of the mapping; the C core answers a null ring with "shut down"."""
         self._ring = ffi.NULL
         self._region = None
-
-
-class _Finaliser:
-    """Something to call once a pointer has no reference left.
-
-    It is kept in a set until then: what the garbage collector finds unreachable, it clears in any
-    order, the finaliser before it is called, say, or the ring before its lease.
-    """
-
-    __slots__ = ("_args", "_call")
-
-    _waiting: ClassVar[set[_Finaliser]] = set()
-
-    def __init__(self, call: Callable[..., object], *args: Any) -> None:
-        self._call = call
-        self._args = args
-        self._waiting.add(self)
-
-    def __call__(self, data: CData) -> None:
-        self._waiting.discard(self)
-        self._call(*self._args, data)
 
 
 def _hold(ring: CData, data: CData) -> None:

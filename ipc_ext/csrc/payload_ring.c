@@ -244,14 +244,15 @@ int ss_payload_lease(ss_payload_ring *ring, uint64_t offset, uint64_t generation
     if (ring == NULL) return SS_SHUT;
     ss_slot *slot = find(ring, offset, generation, nbytes);
     if (slot == NULL || !move(slot, generation, COMMITTED, LEASED)) return SS_STALE;
+    ss_segment_hold(ring->segment);
     atomic_fetch_add_explicit(&ring->held, nbytes, memory_order_relaxed);
     mark_held(ring, offset, nbytes, 1);
     return SS_TRUE;
 }
 
-/* Ends a lease. Finalisers call this, on any thread, so it takes no lock. `data` is what the
- * caller's finaliser is handed, and not needed. Where the peer has damaged the slot, nothing can be
- * released. */
+/* Ends a lease. Finalisers call this, on any thread, so it takes no lock, and in any order, so a
+ * lease has its own hold on the segment. `data` is what the caller's finaliser is handed, and not
+ * needed. Where the peer has damaged the slot, nothing can be released. */
 void ss_payload_unlease(ss_payload_ring *ring, uint64_t offset, uint64_t generation,
                         uint64_t nbytes, char *data)
 {
@@ -260,6 +261,7 @@ void ss_payload_unlease(ss_payload_ring *ring, uint64_t offset, uint64_t generat
     mark_held(ring, offset, nbytes, 0);
     ss_slot *slot = &ring->shared->slots[offset / ring->granule];
     give_back(ring, slot, generation, nbytes, LEASED);
+    ss_segment_drop(ring->segment);
 }
 
 /* Says whether granules from `at` to `end` have `need` in a row that no lease holds. */

@@ -36,3 +36,5 @@ struct ss_payload_ring {
 uint64_t ss_payload_table_bytes(uint64_t capacity);
 int ss_payload_open(ss_payload_ring *ring, void *table, void *data, uint64_t capacity);
 void ss_payload_close(ss_payload_ring *ring);
+
+void ss_segment_hold(ss_segment *segment); /* in segment.c */

@@ -231,7 +231,7 @@ void ss_segment_drop(ss_segment *segment)
     }
 }
 
-static void hold(ss_segment *segment)
+void ss_segment_hold(ss_segment *segment)
 {
     /* Relaxed: the caller has a reference, so nothing can be torn down meanwhile. */
     atomic_fetch_add_explicit(&segment->references, 1, memory_order_relaxed);
@@ -239,31 +239,31 @@ static void hold(ss_segment *segment)
 
 ss_envelope_ring *ss_submissions_of(ss_segment *segment)
 {
-    hold(segment);
+    ss_segment_hold(segment);
     return &segment->submissions;
 }
 
 ss_envelope_ring *ss_results_of(ss_segment *segment)
 {
-    hold(segment);
+    ss_segment_hold(segment);
     return &segment->results;
 }
 
 ss_payload_ring *ss_inputs_of(ss_segment *segment)
 {
-    hold(segment);
+    ss_segment_hold(segment);
     return &segment->inputs;
 }
 
 ss_payload_ring *ss_outputs_of(ss_segment *segment)
 {
-    hold(segment);
+    ss_segment_hold(segment);
     return &segment->outputs;
 }
 
 ss_control *ss_control_of(ss_segment *segment)
 {
-    hold(segment);
+    ss_segment_hold(segment);
     return &segment->control;
 }
 

@@ -141,7 +141,8 @@ static void attack_payloads(input in)
     uint64_t bytes = ss_payload_table_bytes(PAYLOADS);
     void *table = memset(aligned_alloc(64, bytes), 0, bytes);
     void *data = malloc(PAYLOADS);
-    ss_payload_ring ring = {.shut = &shut, .space = {.eventfd = -1}};
+    ss_segment owner = {.references = 1};
+    ss_payload_ring ring = {.segment = &owner, .shut = &shut, .space = {.eventfd = -1}};
     handle ours[LIMIT] = {{0, 0, 0}};
     CHECK(ss_payload_open(&ring, table, data, PAYLOADS));
     while (in.at < in.end) {
@@ -152,7 +153,7 @@ static void attack_payloads(input in)
             payload_step(&ring, &in, ours, step);
         }
     }
-    CHECK(ss_payload_held(&ring) == 0);
+    CHECK(ss_payload_held(&ring) == 0 && owner.references == 1);
     ss_payload_close(&ring);
     free(data);
     free(table);

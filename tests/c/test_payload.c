@@ -107,6 +107,8 @@ static void what_is_kept_costs_only_itself(void)
     ss_segment *segment = segment_with_ring(RING);
     ss_payload_ring *ring = &segment->outputs;
     uint64_t state = 1, kept = 0;
+    payload leases[PAGES];
+    int count = 0;
     for (int i = 0; i < 10000; i++) {
         payload p = reserve(ring, 1 + next_random(&state) % (RING / 4));
         CHECK(commit(ring, p) == SS_TRUE);
@@ -114,6 +116,7 @@ static void what_is_kept_costs_only_itself(void)
         CHECK(can_hold == SS_TRUE || can_hold == SS_FALSE);
         if (can_hold && lease(ring, p) == SS_TRUE) {
             kept += p.nbytes;
+            leases[count++] = p;
         } else {
             CHECK(release(ring, p) == SS_TRUE);
         }
@@ -121,7 +124,8 @@ static void what_is_kept_costs_only_itself(void)
         CHECK(release(ring, p) == SS_TRUE);
     }
     CHECK(kept > 0 && ss_payload_held(ring) == kept);
-    ss_segment_drop(segment);
+    ss_segment_drop(segment); /* the leases keep it, and the last one ends it */
+    while (count > 0) unlease(ring, leases[--count]);
 }
 
 /* What has arrived, for whichever thread takes it. Producers never touch this lock: it would order
