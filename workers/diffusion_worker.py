@@ -130,7 +130,12 @@ class DiffusionWorker:
             kwargs["generator"] = generators if len(generators) > 1 else generators[0]
         if "output_type" in accepted:
             kwargs["output_type"] = "latent" if request.output_type == "latent" else "pt"
-        return RunnerRequest(request.request_id, kwargs, lambda: self._is_cancelled(request))
+        return RunnerRequest(
+            request.request_id,
+            kwargs,
+            cancelled=lambda: self._is_cancelled(request),
+            seed=request.seeds[0],
+        )
 
     def _is_cancelled(self, request: NewRequestData) -> bool:
         return self._control.is_cancelled(request.cancel_slot, request.async_output_id)
