@@ -161,3 +161,14 @@ def test_a_module_missing_inside_an_import_path_is_not_blamed_on_the_path(module
     name = module("import something_not_installed\n")
     with pytest.raises(ModuleNotFoundError, match="something_not_installed"):
         load(f"{name}:factory")
+
+
+def test_the_embedded_model_loads_with_its_defaults_and_takes_no_options():
+    pipeline = load("shapes")
+    assert pipeline.unet.dtype == torch.float32
+    assert not pipeline.unet.training
+    defaults = pipeline.sidestream_defaults
+    assert {"height": 128, "width": 128}.items() <= defaults.items()
+    assert load("shapes", dtype="bf16").unet.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="option of model 'shapes': 'seed'; valid: none"):
+        load("shapes", seed=1)

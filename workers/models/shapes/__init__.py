@@ -32,6 +32,6 @@ def load(device: "str | torch.device" = "cpu", dtype: "torch.dtype | None" = Non
     from diffusers import DiffusionPipeline
 
     pipeline = DiffusionPipeline.from_pretrained(
-        WEIGHTS, torch_dtype=dtype or torch.float32, local_files_only=True
+        WEIGHTS, dtype=dtype or torch.float32, local_files_only=True
     )
     return pipeline.to(device)
