@@ -83,8 +83,10 @@ def test_a_saved_pipeline_loads_with_its_weights(saved):
         assert torch.equal(pipeline.unet.state_dict()[name], weight)
 
 
-def test_a_loaded_pipeline_is_quiet_frozen_and_in_evaluation_mode(saved):
+def test_a_loaded_pipeline_is_quiet_frozen_and_in_evaluation_mode(saved, capsys):
+    capsys.readouterr()
     pipeline = load(str(saved), dtype="bf16")
+    assert capsys.readouterr().err == ""
     assert pipeline._progress_bar_config["disable"]
     for component in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
         assert not component.training

@@ -7,7 +7,8 @@ that do without them need not wait for.
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -98,7 +99,8 @@ def load_pipeline(
     family = model.removeprefix("random:")
     if model == "shapes":
         parse_options(NoOptions, options, model)
-        pipeline = shapes.load(device, wanted)
+        with _no_loading_bars():
+            pipeline = shapes.load(device, wanted)
         pipeline.sidestream_defaults = dict(shapes.DEFAULTS)
         return _settle(pipeline, device)
     if family != model:
@@ -117,7 +119,25 @@ def _from_pretrained(model: str, options: Mapping[str, Any], dtype: torch.dtype)
     chosen = msgspec.structs.asdict(parse_options(PretrainedOptions, options, model))
     cls = _pipeline_class(chosen.pop("pipeline_class") or "DiffusionPipeline")
     given = {name: value for name, value in chosen.items() if value is not None}
-    return cls.from_pretrained(model, dtype=dtype, **given)
+    with _no_loading_bars():
+        return cls.from_pretrained(model, dtype=dtype, **given)
+
+
+@contextmanager
+def _no_loading_bars() -> Iterator[None]:
+    """Keep diffusers and transformers from drawing bars on a stderr that may be the user's."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    libraries = (diffusers_logging, transformers_logging)
+    drawing = [library for library in libraries if library.is_progress_bar_enabled()]
+    for library in drawing:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in drawing:
+            library.enable_progress_bar()
 
 
 def _pipeline_class(name: str) -> Any:
