@@ -50,6 +50,15 @@ async def test_a_thread_wakes_a_task(engine: Segment, worker: Segment) -> None:
             assert await receive(engine, len(frames)) == frames
 
 
+async def test_a_ring_is_heard_once(engine: Segment, worker: Segment) -> None:
+    assert engine.results.arm()
+    worker.results.push(b"")
+    with trio.fail_after(60):
+        await doorbell.wait(engine)
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(engine.doorbell)
+
+
 async def test_a_cancelled_wait_loses_nothing(engine: Segment, worker: Segment) -> None:
     assert engine.results.arm()
     async with trio.open_nursery() as nursery:

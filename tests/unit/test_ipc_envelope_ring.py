@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -20,6 +21,7 @@ from sidestream.ipc_ext import (
     Segment,
     SegmentLayout,
 )
+from sidestream.ipc_ext.waiting import SLICE_NS, slices
 
 CAPACITY = 256
 LAYOUT = SegmentLayout(
@@ -136,6 +138,13 @@ def test_space_rings_the_engines_doorbell(engine: Segment, worker: Segment) -> N
     worker.submissions.drain(1)
     assert rung(engine.doorbell)
     assert engine.submissions.push(b"")
+
+
+def test_a_wait_is_cut_into_slices() -> None:
+    """A signal that comes just before C sleeps interrupts nothing: only the slice's end sees it."""
+    assert list(islice(slices(None), 3)) == [SLICE_NS] * 3
+    assert next(slices(3600)) == SLICE_NS
+    assert list(slices(0)) == list(slices(-1)) == [0]
 
 
 def test_waits_end_when_the_time_is_over(engine: Segment, worker: Segment) -> None:

@@ -84,8 +84,8 @@ class AgainstModel(RuleBasedStateMachine):
         self.live.remove(payload)
         self.past.append(payload.handle)
 
-    @rule(nbytes=st.integers(0, CHUNK))
-    def reserve(self, nbytes: int) -> None:
+    @rule(nbytes=st.integers(0, CHUNK), commit=st.booleans())
+    def reserve(self, nbytes: int, commit: bool) -> None:
         handle = self.worker.outputs.reserve(nbytes)
         assert (handle is not None) == (self.longest_gap(self.live) >= pages_of(nbytes))
         if handle is None:
@@ -98,6 +98,8 @@ class AgainstModel(RuleBasedStateMachine):
         assert handle not in self.past
         self.worker.outputs.view(handle)[:] = bytes([payload.fill]) * nbytes
         self.live.append(payload)
+        if commit:
+            self.commit(-1)
 
     @rule(index=st.integers(0, 100))
     def commit(self, index: int) -> None:
@@ -259,6 +261,21 @@ def test_one_that_is_kept_for_ever_stalls_nobody(engine: Segment, worker: Segmen
         else:
             engine.outputs.release(handle)
     assert kept
+
+
+def test_what_is_kept_no_more_is_in_nobodys_way(engine: Segment, worker: Segment) -> None:
+    """Four pages, a fifth of the ring apart, would leave no gap of a quarter."""
+    handles = []
+    for _ in range(PAGES):
+        handle = worker.outputs.reserve(PAGE)
+        assert handle is not None
+        worker.outputs.commit(handle)
+        handles.append(handle)
+    *three, fourth = (handles[fifth * PAGES // 5] for fifth in range(1, 5))
+    kept = [engine.outputs.lease(handle) for handle in three]
+    assert not engine.outputs.can_hold(fourth)
+    del kept
+    assert engine.outputs.can_hold(fourth)
 
 
 def test_waiting_for_room(engine: Segment, worker: Segment) -> None:
