@@ -56,7 +56,7 @@ def test_prompts_become_files_whose_names_are_printed(tmp_path, executor):
 
 
 def test_prompts_come_from_standard_input_and_quiet_is_quiet(tmp_path):
-    done = generate("-f", "-", "-o", tmp_path, "--model", "synthetic", "-q", stdin="a cat\n")
+    done = generate("-f", "-", "-o", tmp_path, "--steps", 1, "-q", stdin="a red circle\n")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == len(list(tmp_path.iterdir())) == 1
     assert done.stderr == ""
