@@ -144,6 +144,12 @@ class PayloadRing:
         """
         return self._apply(lib.ss_payload_can_hold, handle)
 
+    @property
+    def has_gap(self) -> bool:
+        """Whether the leases of this process, kept for ever, leave room to go on; True once
+        closed."""
+        return bool(lib.ss_payload_has_gap(self._ring))  # SS_SHUT counts as true
+
     def arm_space(self) -> None:
         """Ask for a ring of the doorbell at the next release (engine as producer); then try again.
 

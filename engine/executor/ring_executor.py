@@ -145,7 +145,7 @@ class RingExecutor:
     def is_crowded(self, worker: int) -> bool:
         """See `DiffusionExecutor.is_crowded`."""
         outputs = self.links[worker].segment.outputs
-        return 2 * outputs.free_bytes < outputs.capacity
+        return 2 * outputs.free_bytes < outputs.capacity or not outputs.has_gap
 
     async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
         """See `DiffusionExecutor.collective_rpc`."""

@@ -288,6 +288,13 @@ int ss_payload_can_hold(const ss_payload_ring *ring, uint64_t offset, uint64_t g
            has_gap(ring, end, ring->slots, ring->slots / 4);
 }
 
+/* SS_TRUE: the leases leave a gap for the largest payload as it is. */
+int ss_payload_has_gap(const ss_payload_ring *ring)
+{
+    if (ring == NULL) return SS_SHUT;
+    return has_gap(ring, 0, ring->slots, ring->slots / 4);
+}
+
 char *ss_payload_data(const ss_payload_ring *ring) { return (char *)ring->data; }
 
 uint64_t ss_payload_size(const ss_payload_ring *ring) { return ring ? ring->capacity : 0; }
