@@ -77,6 +77,19 @@ async def test_who_keeps_results_does_not_stall_the_device(executor: str) -> Non
         await assert_idle(engine)
 
 
+async def test_small_results_kept_here_and_there_leave_room_for_large_ones() -> None:
+    async with open_engine(tiny("uni")) as engine:
+        kept = []
+        for seed in range(20):  # a few would do to leave no gap of a quarter of the ring
+            with trio.fail_after(PATIENCE):
+                kept.append(await engine.generate("a", seed=seed, width=1, output_type="raw"))
+            await generate(engine, seed)
+        with trio.fail_after(PATIENCE):
+            large = await engine.generate("a", seed=9, height=512, width=512, output_type="raw")
+        assert values_of(large) == [9]
+        assert [values_of(result) for result in kept] == [[seed] for seed in range(20)]
+
+
 @pytest.mark.parametrize("executor", ["uni", "mp"])
 async def test_who_does_not_come_for_results_does_not_stall_the_device(executor: str) -> None:
     async with open_engine(tiny(executor, max_num_seqs=2)) as engine:
