@@ -81,7 +81,7 @@ class FakePayloads:
         self._held: set[int] = set()
         self._generation = 0
         self.capacity = 1 << 20
-        self.changed = lambda: None
+        self.changed: Callable[[], object] = lambda: None
         """Called when memory is given back, by whatever thread does so."""
 
     def put(self, data: bytes) -> Handle:

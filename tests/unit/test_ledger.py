@@ -246,6 +246,14 @@ def test_an_output_that_ends_before_it_is_complete_breaks_the_protocol(bench):
         bench.hear()
 
 
+def test_a_piece_that_does_not_follow_is_given_back(bench):
+    _, job = bench.run("a")
+    job.output_part(job.piece(np.zeros(9, np.uint8), 4, 8))
+    with pytest.raises(ProtocolError, match="a piece of 4 bytes at 4 does not fit 'images'"):
+        bench.hear()
+    assert bench.payloads.lying == 0
+
+
 def test_a_result_left_lying_is_an_abort_in_the_count(bench):
     claim, job = bench.run("a")
     job.finish()

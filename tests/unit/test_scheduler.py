@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from sidestream.engine.sched import (
+    BaseScheduler,
     DiffusionRequestStatus as Status,
     DiffusionSchedulerOutput,
     RequestScheduler,
@@ -185,6 +186,18 @@ def test_runners_are_told_once_what_has_ended(scheduler):
     assert scheduler.schedule(0.0) == DiffusionSchedulerOutput(("d",), ("a", "b"))
     add(scheduler, "e")
     assert scheduler.schedule(0.0) == DiffusionSchedulerOutput(("e",))
+
+
+def test_a_policy_decides_nothing_but_who_is_next():
+    class LastComeFirstServed(BaseScheduler):
+        def _pick(self, now, room):
+            return list(self._waiting.values())[::-1][:room]
+
+    scheduler = LastComeFirstServed()
+    scheduler.initialize(max_num_running_reqs=2)
+    add(scheduler, "a", "b", "c")
+    assert wave(scheduler) == ("c", "b")
+    assert scheduler.next_decision(0.0) is None
 
 
 # -- the queue
