@@ -112,7 +112,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     pipeline = DiffusionPipeline.from_pretrained(
-        args.weights, torch_dtype=torch.float32, local_files_only=True
+        args.weights, dtype=torch.float32, local_files_only=True
     ).to(args.device)
     if args.shift is not None:
         pipeline.scheduler.register_to_config(flow_shift=args.shift)

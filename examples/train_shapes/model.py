@@ -12,6 +12,7 @@ from diffusers import (
 )
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast
 
 from sidestream.workers.models.shapes.grammar import WORDS
@@ -20,6 +21,25 @@ TEXT_LENGTH = 24
 TEXT_WIDTH = 128
 LATENT_CHANNELS = 8
 SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+
+SLOT_COUNT = 5  # the last tokens, padding after any whole prompt: the encoder's notes on the scene
+
+
+class SlotHeads(nn.Module):
+    """Reads from the slot tokens' embeddings which thing is where; thrown away after training.
+
+    Args:
+        sizes: how many classes each attribute has.
+    """
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.linear = nn.Linear(TEXT_WIDTH, sum(sizes))
+
+    def forward(self, embeddings: Tensor) -> tuple[Tensor, ...]:
+        """Map (n, length, width) embeddings to (n, slots, classes) logits of each attribute."""
+        return self.linear(embeddings[:, -SLOT_COUNT:]).split(self.sizes, dim=-1)
 
 
 def build() -> StableDiffusionPipeline:
@@ -30,7 +50,7 @@ def build() -> StableDiffusionPipeline:
             vocab_size=len(tokenizer),
             hidden_size=TEXT_WIDTH,
             intermediate_size=2 * TEXT_WIDTH,
-            num_hidden_layers=3,
+            num_hidden_layers=4,
             num_attention_heads=4,
             max_position_embeddings=TEXT_LENGTH,
             pad_token_id=tokenizer.pad_token_id,

@@ -1,97 +1,101 @@
-"""An endless stream of drawn pictures with prompts: sampled by CPU workers, painted on the GPU."""
+"""Scenes as tensors: sampled once by CPU processes, painted on the device in any order."""
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from sidestream.workers.models.shapes import drawing, grammar
 
-CANVASES = ((128, 128),) * 5 + ((128, 160), (160, 128), (160, 160))
-"""Width and height of a batch, chosen at random: others beside the default, so that all work."""
+Size = tuple[int, int]
+
+CANVASES: dict[Size, float] = {(128, 128): 0.7, (128, 160): 0.1, (160, 128): 0.1, (160, 160): 0.1}
+"""How often each width and height is trained: others beside the default, so that all work."""
 
 PROMPT_DROPOUT = 0.1
 """Share of pictures trained with the empty prompt, for classifier-free guidance."""
 
+SLOTS = (*grammar.RELATIONS, "alone")
+"""Places of a thing relative to the other one; the text encoder learns who is where."""
+
+SLOT_CLASSES = (grammar.SHAPES, grammar.COLOURS, grammar.SIZES)
+"""What it learns of the thing in a slot; class 0 is "no thing there", class 1 "left open"."""
+
+_CHUNK = 1000  # scenes that one process samples at a time
 _TABLE_SPAN, _TABLE_SIDE = 2.0, 513  # distance tables cover [-2, 2] radii on each axis
 _NOWHERE = drawing.Placed("circle", "black", -1000.0, -1000.0, 1.0)
 
 
-@dataclass
-class Batch:
-    """Scenes as tensors.
+@dataclass(frozen=True)
+class Scenes:
+    """Scenes of one picture size.
 
-    `ids` is (n, length); `things` (n, 2, 4) of shape index, x, y, radius; `colours` (n, 2, 3) and
-    `grounds` (n, 3) are RGB in [-1, 1].
+    `ids` is (n, length); `slots` (n, slots, 3) of classes; `things` (n, 2, 4) of shape index, x,
+    y, radius; `colours` (n, 2, 3) and `grounds` (n, 3) are RGB in [-1, 1].
     """
 
-    size: tuple[int, int]
+    size: Size
     ids: torch.Tensor
+    slots: torch.Tensor
     things: torch.Tensor
     colours: torch.Tensor
     grounds: torch.Tensor
 
-    def to(self, device: torch.device) -> "Batch":
-        tensors = {k: v for k, v in vars(self).items() if k != "size"}
-        return replace(self, **{k: v.to(device, non_blocking=True) for k, v in tensors.items()})
+    def __len__(self) -> int:
+        return len(self.ids)
 
-    def fill(self, other: "Batch") -> None:
-        """Take the values of another batch of the same size."""
-        for name, tensor in vars(other).items():
-            if name != "size":
-                vars(self)[name].copy_(tensor, non_blocking=True)
+    def __getitem__(self, rows: torch.Tensor | slice) -> "Scenes":
+        tensors = {k: v[rows] for k, v in vars(self).items() if k != "size"}
+        return replace(self, **tensors)
 
 
-class Scenes(IterableDataset[Batch]):
-    """Batches of random scenes outside the held-out set."""
-
-    def __init__(self, tokenizer: Any, batch: int, seed: int) -> None:
-        self.ids = tokenizer.get_vocab()
-        self.length = tokenizer.model_max_length
-        self.batch, self.seed = batch, seed
-
-    def __iter__(self) -> Iterator[Batch]:
-        worker = get_worker_info()
-        rng = random.Random(self.seed * 1000 + (worker.id if worker else 0))
-        while True:
-            size = rng.choice(CANVASES)
-            rows = [self._row(rng, size) for _ in range(self.batch)]
-            ids, things, colours, grounds = (np.array(column) for column in zip(*rows, strict=True))
-            yield Batch(
-                size,
-                torch.from_numpy(ids),
-                torch.from_numpy(things).float(),
-                torch.from_numpy(colours).float() / 127.5 - 1,
-                torch.from_numpy(grounds).float() / 127.5 - 1,
-            )
-
-    def _row(self, rng: random.Random, size: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
-        scene = grammar.sample(rng)
-        placed = drawing.place(scene, rng, width=size[0], height=size[1])
-        placed += [_NOWHERE] * (2 - len(placed))
-        return (
-            self._tokens(wording(scene, rng)),
-            [(grammar.SHAPES.index(p.shape), p.x, p.y, p.radius) for p in placed],
-            [drawing.PALETTE[p.colour] for p in placed],
-            drawing.PALETTE[scene.background or ""],
-        )
-
-    def _tokens(self, prompt: str) -> list[int]:
-        ids = [self.ids.get(word, self.ids["<unk>"]) for word in prompt.split()]
-        ids = [self.ids["<s>"], *ids, self.ids["</s>"]]
-        return ids + [self.ids["<pad>"]] * (self.length - len(ids))
+def sample(tokenizer: Any, count: int, size: Size, seed: int, pool: ProcessPoolExecutor) -> Scenes:
+    """Sample scenes outside the held-out set, with prompts."""
+    chunks = -(-count // _CHUNK)
+    vocabulary = tokenizer.get_vocab(), tokenizer.model_max_length
+    parts = pool.map(_sample, repeat(vocabulary), repeat(size), range(seed, seed + chunks))
+    columns = (np.concatenate(column)[:count] for column in zip(*parts, strict=True))
+    ids, slots, things, colours, grounds = map(torch.from_numpy, columns)
+    return Scenes(size, ids, slots, things.float(), colours / 127.5 - 1, grounds / 127.5 - 1)
 
 
-def wording(scene: grammar.Scene, rng: random.Random) -> str:
-    """Say a scene in one of many ways: parts left out, other forms, an unknown word, nothing."""
-    if rng.random() < PROMPT_DROPOUT:
-        return ""
+def to(scenes: Scenes, device: torch.device) -> Scenes:
+    """Move scenes to a device."""
+    tensors = {k: v.to(device) for k, v in vars(scenes).items() if k != "size"}
+    return replace(scenes, **tensors)
+
+
+def _sample(vocabulary: tuple[Mapping[str, int], int], size: Size, seed: int) -> list[np.ndarray]:
+    rng = random.Random(seed)
+    rows = [_row(rng, vocabulary, size) for _ in range(_CHUNK)]
+    return [np.array(column) for column in zip(*rows, strict=True)]
+
+
+def _row(
+    rng: random.Random, vocabulary: tuple[Mapping[str, int], int], size: Size
+) -> tuple[Any, ...]:
+    scene = grammar.sample(rng)
+    placed = drawing.place(scene, rng, width=size[0], height=size[1])
+    placed += [_NOWHERE] * (2 - len(placed))
+    said = None if rng.random() < PROMPT_DROPOUT else leave_open(scene, rng)
+    return (
+        tokens("" if said is None else reword(said.prompt, rng), *vocabulary),
+        slot_classes(said),
+        [(grammar.SHAPES.index(p.shape), p.x, p.y, p.radius) for p in placed],
+        [drawing.PALETTE[p.colour] for p in placed],
+        drawing.PALETTE[scene.background or ""],
+    )
+
+
+def leave_open(scene: grammar.Scene, rng: random.Random) -> grammar.Scene:
+    """Forget some attributes of a full scene: what a prompt may leave out."""
 
     def loosen(thing: grammar.Thing) -> grammar.Thing:
         return replace(
@@ -100,46 +104,75 @@ def wording(scene: grammar.Scene, rng: random.Random) -> str:
             colour=None if rng.random() < 0.05 else thing.colour,
         )
 
-    said = replace(
+    return replace(
         scene,
         first=loosen(scene.first),
         second=scene.second and loosen(scene.second),
         background=None if rng.random() < 0.15 else scene.background,
     )
-    words = said.prompt
+
+
+def reword(prompt: str, rng: random.Random) -> str:
+    """Say a prompt in other words: another form, a slip, an unknown word."""
     if rng.random() < 0.3:
-        words = re.sub(" (left|right) of", r" to the \1 of", words)
+        prompt = re.sub(" (left|right) of", r" to the \1 of", prompt)
     if rng.random() < 0.2:
-        words = words.replace("an orange", "a orange")
+        prompt = prompt.replace("an orange", "a orange")
     if rng.random() < 0.05:
-        parts = words.split()
-        parts.insert(rng.randrange(len(parts) + 1), "<unk>")
-        words = " ".join(parts)
-    return words
+        words = prompt.split()
+        words.insert(rng.randrange(len(words) + 1), "<unk>")
+        prompt = " ".join(words)
+    return prompt
 
 
-def stream(tokenizer: Any, batch: int, seed: int, workers: int) -> Iterator[Batch]:
-    """Yield batches for ever, sampled by `workers` processes."""
-    return iter(DataLoader(Scenes(tokenizer, batch, seed), batch_size=None, num_workers=workers))
+def tokens(prompt: str, ids: Mapping[str, int], length: int) -> list[int]:
+    """Encode a prompt as the pipeline's tokenizer does, padded."""
+    row = [ids["<s>"], *(ids.get(word, ids["<unk>"]) for word in prompt.split()), ids["</s>"]]
+    return row + [ids["<pad>"]] * (length - len(row))
+
+
+def slot_classes(said: grammar.Scene | None) -> list[list[int]]:
+    """Say which thing is in which slot: a row of shape, colour and size class for each of SLOTS."""
+    slots = [[0] * len(SLOT_CLASSES) for _ in SLOTS]
+    if said is None:
+        return slots
+    if said.relation is None:
+        places = ("alone",)
+    else:
+        opposite = grammar.RELATIONS[grammar.RELATIONS.index(said.relation) ^ 1]
+        places = (said.relation, opposite)
+    for thing, place in zip(said.things, places, strict=True):
+        values = (thing.shape, thing.colour, thing.size)
+        slots[SLOTS.index(place)] = [
+            1 if value is None else 2 + words.index(value)
+            for value, words in zip(values, SLOT_CLASSES, strict=True)
+        ]
+    return slots
 
 
 class Painter:
-    """Paints batches on a device, by sampling tables of the distance functions of `drawing`."""
+    """Paints scenes on a device, by sampling tables of the distance functions of `drawing`."""
 
     def __init__(self, device: torch.device) -> None:
         axis = np.linspace(-_TABLE_SPAN, _TABLE_SPAN, _TABLE_SIDE)
         tables = [drawing.DISTANCE[s](axis[None, :], axis[:, None]) for s in grammar.SHAPES]
         self.tables = torch.tensor(np.stack(tables), dtype=torch.float32, device=device)[None, None]
 
-    def paint(self, batch: Batch) -> torch.Tensor:
-        """Paint a batch as (n, 3, height, width), float32 in [-1, 1]."""
-        width, height = batch.size
-        device = batch.things.device
+    def paint(self, scenes: Scenes) -> tuple[torch.Tensor, torch.Tensor]:
+        """Paint scenes.
+
+        Returns:
+            Pictures, (n, 3, height, width), float32 in [-1, 1]; and where a thing is at least in
+            part, (n, 1, height, width), float32 of 0 or 1.
+        """
+        width, height = scenes.size
+        device = scenes.things.device
         columns = (torch.arange(width, device=device) + 0.5).view(1, 1, -1)
         rows = (torch.arange(height, device=device) + 0.5).view(1, -1, 1)
-        pictures = batch.grounds[:, :, None, None].expand(-1, -1, height, width)
+        pictures = scenes.grounds[:, :, None, None].expand(-1, -1, height, width)
+        covered = torch.zeros(len(scenes), 1, height, width, device=device)
         for i in range(2):
-            shape, x, y, radius = batch.things[:, i, :, None, None].unbind(1)
+            shape, x, y, radius = scenes.things[:, i, :, None, None].unbind(1)
             grid = torch.stack(
                 torch.broadcast_tensors(
                     (columns - x) / radius / _TABLE_SPAN,
@@ -152,5 +185,6 @@ class Painter:
                 self.tables, grid[None], padding_mode="border", align_corners=True
             )[0, 0]
             alpha = (0.5 - distance * radius).clamp(0, 1)[:, None]
-            pictures = torch.lerp(pictures, batch.colours[:, i, :, None, None], alpha)
-        return pictures
+            pictures = torch.lerp(pictures, scenes.colours[:, i, :, None, None], alpha)
+            covered = torch.maximum(covered, (alpha > 0).float())
+        return pictures, covered
