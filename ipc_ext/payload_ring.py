@@ -132,24 +132,6 @@ class PayloadRing:
         data = ffi.gc(lib.ss_payload_data(ring) + handle.offset, release)
         return memoryview(ffi.buffer(data, handle.nbytes)).toreadonly()
 
-    def can_hold(self, handle: Handle) -> bool:
-        """Say whether a lease on this payload, kept for ever, would leave room to go on.
-
-        True as long as the leases of this process would leave one gap of `chunk_bytes` between
-        them, so that the largest payload still finds room once the others are released.
-
-        Raises:
-            StaleHandle: Released, or forged.
-            RingShutDown: The segment is closed.
-        """
-        return self._apply(lib.ss_payload_can_hold, handle)
-
-    @property
-    def has_gap(self) -> bool:
-        """Whether the leases of this process, kept for ever, leave room to go on; True once
-        closed."""
-        return bool(lib.ss_payload_has_gap(self._ring))  # SS_SHUT counts as true
-
     def arm_space(self) -> None:
         """Ask for a ring of the doorbell at the next release (engine as producer); then try again.
 
@@ -186,6 +168,15 @@ class PayloadRing:
         """Bytes under live leases of this process; 0 once closed."""
         return lib.ss_payload_held(self._ring)
 
+    @property
+    def has_gap(self) -> bool:
+        """Whether the leases of this process leave one gap of `chunk_bytes` between them.
+
+        While they do, the largest payload finds room once everything else is released, even if they
+        are kept for ever. True once closed.
+        """
+        return bool(lib.ss_payload_has_gap(self._ring))  # SS_SHUT counts as true
+
     def _handle(self, reservation: Reservation, nbytes: int) -> Handle | None:
         status = reservation.status
         if status == lib.SS_TOO_LARGE:
@@ -194,14 +185,13 @@ class PayloadRing:
             raise failure(status)
         return Handle(reservation.offset, reservation.generation, nbytes) if status else None
 
-    def _apply(self, call: Callable[[CData, int, int, int], int], handle: Handle) -> bool:
+    def _apply(self, call: Callable[[CData, int, int, int], int], handle: Handle) -> None:
         try:
             status = call(self._ring, *handle)
         except OverflowError:  # negative, or more than 64 bits
             raise StaleHandle(f"no handle: {handle}") from None
         if status < 0:
             raise failure(status)
-        return status > 0
 
     def _detach(self) -> None:
         """Let go of the mapping; the C core answers a null ring with "shut down"."""

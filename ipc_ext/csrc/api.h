@@ -81,8 +81,6 @@ int ss_payload_lease(ss_payload_ring *ring, uint64_t offset, uint64_t generation
                      uint64_t nbytes);
 void ss_payload_unlease(ss_payload_ring *ring, uint64_t offset, uint64_t generation,
                         uint64_t nbytes, char *data);
-int ss_payload_can_hold(const ss_payload_ring *ring, uint64_t offset, uint64_t generation,
-                        uint64_t nbytes);
 int ss_payload_has_gap(const ss_payload_ring *ring);
 int ss_payload_arm_space(ss_payload_ring *ring);
 char *ss_payload_data(const ss_payload_ring *ring);

@@ -26,7 +26,7 @@
  *
  * Payloads that are kept can cut the region up. Since payloads are at most a quarter of the ring,
  * room for the next one comes back as long as the leases leave one such gap between them: that is
- * what ss_payload_can_hold tells a consumer before it takes another lease.
+ * what ss_payload_has_gap tells a consumer, who then keeps its last lease or copies.
  */
 #include "payload_ring.h"
 
@@ -264,35 +264,19 @@ void ss_payload_unlease(ss_payload_ring *ring, uint64_t offset, uint64_t generat
     ss_segment_drop(ring->segment);
 }
 
-/* Says whether granules from `at` to `end` have `need` in a row that no lease holds. */
-static int has_gap(const ss_payload_ring *ring, uint64_t at, uint64_t end, uint64_t need)
-{
-    uint64_t row = 0;
-    while (at < end && row < need) {
-        uint64_t word = atomic_load_explicit(&ring->held_map[at / WORD_BITS], memory_order_relaxed);
-        uint64_t count = word == 0 && at % WORD_BITS == 0 && end - at >= WORD_BITS ? WORD_BITS : 1;
-        row = word >> at % WORD_BITS & 1 ? 0 : row + count;
-        at += count;
-    }
-    return row >= need;
-}
-
-/* SS_TRUE: with a lease on this payload too, the leases would still leave a gap for the largest. */
-int ss_payload_can_hold(const ss_payload_ring *ring, uint64_t offset, uint64_t generation,
-                        uint64_t nbytes)
-{
-    int status = ss_payload_check(ring, offset, generation, nbytes);
-    if (status != SS_TRUE) return status;
-    uint64_t first = offset / ring->granule, end = first + granules_of(ring, nbytes);
-    return has_gap(ring, 0, first, ring->slots / 4) ||
-           has_gap(ring, end, ring->slots, ring->slots / 4);
-}
-
-/* SS_TRUE: the leases leave a gap for the largest payload as it is. */
+/* SS_TRUE: the leases of this process leave a quarter of the ring in one piece between them. */
 int ss_payload_has_gap(const ss_payload_ring *ring)
 {
     if (ring == NULL) return SS_SHUT;
-    return has_gap(ring, 0, ring->slots, ring->slots / 4);
+    uint64_t row = 0;
+    for (uint64_t at = 0; at < ring->slots && row < ring->slots / 4;) {
+        uint64_t word = atomic_load_explicit(&ring->held_map[at / WORD_BITS], memory_order_relaxed);
+        int whole = word == 0 && at % WORD_BITS == 0 && ring->slots - at >= WORD_BITS;
+        uint64_t count = whole ? WORD_BITS : 1;
+        row = word >> at % WORD_BITS & 1 ? 0 : row + count;
+        at += count;
+    }
+    return row >= ring->slots / 4;
 }
 
 char *ss_payload_data(const ss_payload_ring *ring) { return (char *)ring->data; }

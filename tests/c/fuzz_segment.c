@@ -100,7 +100,7 @@ static void touch(ss_payload_ring *ring, handle h)
 {
     if (ss_payload_check(ring, h.offset, h.generation, h.nbytes) != SS_TRUE) return;
     memset(ss_payload_data(ring) + h.offset, 1, h.nbytes);
-    ss_payload_can_hold(ring, h.offset, h.generation, h.nbytes);
+    ss_payload_has_gap(ring);
 }
 
 static void payload_step(ss_payload_ring *ring, input *in, handle *ours, uint64_t step)

@@ -122,7 +122,7 @@ static void closed_means_shut(void)
     CHECK(ss_payload_reserve(NULL, 0).status == SS_SHUT);
     CHECK(ss_payload_reserve_wait(NULL, 0, 0).status == SS_SHUT);
     CHECK(ss_payload_release(NULL, 0, 1, 0) == SS_SHUT && ss_payload_used(NULL) == 0);
-    CHECK(ss_payload_can_hold(NULL, 0, 1, 0) == SS_SHUT);
+    CHECK(ss_payload_has_gap(NULL) == SS_SHUT);
     CHECK(ss_control_is_cancelled(NULL, 0, 1) == SS_SHUT && ss_control_state(NULL) == SS_SHUT);
 }
 

@@ -148,6 +148,27 @@ def test_a_reference_cycle_ends_with_its_collection(engine: Segment, worker: Seg
         gc.enable()
 
 
+@pytest.mark.parametrize("lease_first", [True, False])
+@pytest.mark.parametrize("close", [True, False])
+def test_one_collection_may_end_all_of_it(lease_first: bool, close: bool) -> None:
+    """The collector calls finalisers in any order: the ring's may come before its lease's."""
+    gc.disable()
+    try:
+        cycle: list[object] = []
+        segment = Segment.create(LAYOUT)
+        handle = send(segment)
+        cycle += [segment.outputs.lease(handle), segment.outputs, segment.outputs.region(), segment]
+        cycle += [cycle] if lease_first else [list(reversed(cycle)), cycle]
+        (segment.close if close else segment.shut_down)()
+        descriptors = [number for number in (segment.fd, segment.doorbell) if number >= 0]
+        del segment, cycle
+        gc.collect()
+        for number in descriptors:
+            os.close(number)
+    finally:
+        gc.enable()
+
+
 def test_any_thread_may_be_the_last(engine: Segment, worker: Segment) -> None:
     """Threads take leases out of a queue and drop them, while the worker refills the ring."""
     leases: queue.SimpleQueue[Lease] = queue.SimpleQueue()

@@ -122,9 +122,6 @@ class AgainstModel(RuleBasedStateMachine):
     @rule(index=st.integers(0, 100))
     def lease(self, index: int) -> None:
         if payload := self.some(index, committed=True):
-            held = [other for other in self.live if other.lease is not None]
-            can_hold = self.longest_gap([*held, payload]) >= PAGES // 4
-            assert self.engine.outputs.can_hold(payload.handle) == can_hold
             payload.lease = self.engine.outputs.lease(payload.handle)
 
     @rule(index=st.integers(0, 100))
@@ -138,7 +135,7 @@ class AgainstModel(RuleBasedStateMachine):
     def use_a_handle_of_the_past(self, index: int) -> None:
         handle = self.past[index % len(self.past)]
         for ring in (self.engine.outputs, self.worker.outputs):
-            for use in (ring.view, ring.commit, ring.release, ring.lease, ring.can_hold):
+            for use in (ring.view, ring.commit, ring.release, ring.lease):
                 with pytest.raises(StaleHandle):
                     use(handle)
 
@@ -162,8 +159,9 @@ class AgainstModel(RuleBasedStateMachine):
         for ring in (self.engine.outputs, self.worker.outputs):
             assert ring.used_bytes == used
             assert ring.free_bytes == CAPACITY - used
-        held = sum(payload.handle.nbytes for payload in self.live if payload.lease is not None)
-        assert self.engine.outputs.held_bytes == held
+        held = [payload for payload in self.live if payload.lease is not None]
+        assert self.engine.outputs.held_bytes == sum(one.handle.nbytes for one in held)
+        assert self.engine.outputs.has_gap == (self.longest_gap(held) >= PAGES // 4)
 
     @invariant()
     def contents(self) -> None:
@@ -244,7 +242,7 @@ def test_forged_handles(engine: Segment, worker: Segment, forged: dict[str, int]
     assert handle is not None
     worker.outputs.commit(handle)
     ring = engine.outputs
-    for use in (ring.view, ring.commit, ring.release, ring.lease, ring.can_hold):
+    for use in (ring.view, ring.commit, ring.release, ring.lease):
         with pytest.raises(StaleHandle):
             use(handle._replace(**forged))
     ring.release(handle)
@@ -256,26 +254,26 @@ def test_one_that_is_kept_for_ever_stalls_nobody(engine: Segment, worker: Segmen
         handle = worker.outputs.reserve(CHUNK if round_ % 3 else 1)
         assert handle is not None
         worker.outputs.commit(handle)
-        if engine.outputs.can_hold(handle):
-            kept.append(engine.outputs.lease(handle))
-        else:
-            engine.outputs.release(handle)
+        lease = engine.outputs.lease(handle)
+        if engine.outputs.has_gap:
+            kept.append(lease)
+        del lease
     assert kept
 
 
 def test_what_is_kept_no_more_is_in_nobodys_way(engine: Segment, worker: Segment) -> None:
-    """Four pages, a fifth of the ring apart, would leave no gap of a quarter."""
-    handles = []
-    for _ in range(PAGES):
+    """Four pages, a fifth of the ring apart, leave no gap of a quarter."""
+    leases, gaps = [], []
+    for page in range(PAGES):
         handle = worker.outputs.reserve(PAGE)
         assert handle is not None
         worker.outputs.commit(handle)
-        handles.append(handle)
-    *three, fourth = (handles[fifth * PAGES // 5] for fifth in range(1, 5))
-    kept = [engine.outputs.lease(handle) for handle in three]
-    assert not engine.outputs.can_hold(fourth)
-    del kept
-    assert engine.outputs.can_hold(fourth)
+        if page in [fifth * PAGES // 5 for fifth in range(1, 5)]:
+            leases.append(engine.outputs.lease(handle))
+            gaps.append(engine.outputs.has_gap)
+    del leases[2]
+    gaps.append(engine.outputs.has_gap)
+    assert gaps == [True, True, True, False, True]
 
 
 def test_waiting_for_room(engine: Segment, worker: Segment) -> None:
@@ -332,7 +330,7 @@ def test_closed_is_shut(engine: Segment) -> None:
     handle = ring.reserve(1)
     assert handle is not None
     engine.close()
-    for use in (ring.view, ring.commit, ring.release, ring.lease, ring.can_hold):
+    for use in (ring.view, ring.commit, ring.release, ring.lease):
         with pytest.raises(RingShutDown):
             use(handle)
     for look in (ring.region, ring.arm_space, lambda: ring.reserve(1)):
