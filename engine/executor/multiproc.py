@@ -19,6 +19,7 @@ from collections import deque
 
 import trio
 
+from ...ipc_ext import WorkerState
 from ..config import EngineConfig
 from ..errors import WorkerDiedError
 from .link import WorkerLink
@@ -129,10 +130,14 @@ class MultiprocDiffusionExecutor(RingExecutor):
 
     @trio.lowlevel.enable_ki_protection
     async def _watch_heartbeat(self, worker: _Worker, limit: float) -> None:
-        """Kill a worker whose heartbeat stops; its supervisor does the rest."""
+        """Kill a worker whose heartbeat stops; its supervisor does the rest.
+
+        Loading may hold the interpreter lock for long, so before the worker is ready there is only
+        `startup_timeout`.
+        """
         control = worker.link.segment.control
         while not worker.gone.is_set():
-            age = control.heartbeat_age()
+            age = control.heartbeat_age() if control.state is WorkerState.READY else 0.0
             if age >= limit:
                 worker.stalled = True
                 worker.kill()
