@@ -33,7 +33,7 @@ async def test_each_result_is_its_own(executor: str) -> None:
                     nursery.start_soon(call, engine, random.Random(number), ends)
         print(executor, ends)
         assert sum(ends.values()) == CALLERS * REQUESTS
-        assert min(ends.values()) > REQUESTS / 2
+        assert min(ends.values()) > 10
         await assert_idle(engine)
 
 
