@@ -63,6 +63,7 @@ class DiffusionEngine:
         self._capabilities: Mapping[str, Any] = {}
         self._cause: BaseException | None = None
         self._dead = trio.Event()
+        self._calls: set[trio.CancelScope] = set()
         self._started = False
         self._closing = False
 
@@ -182,7 +183,14 @@ class DiffusionEngine:
         """Call an exposed method of every worker, such as ``"runner_statistics"``, and return the
         answers in order."""
         self.check_health()
-        return await self._executor.collective_rpc(method, *args)
+        with trio.CancelScope() as call:
+            self._calls.add(call)
+            try:
+                return await self._executor.collective_rpc(method, *args)
+            finally:
+                self._calls.remove(call)
+        self.check_health()  # nobody reads answers any more, and this says why
+        raise AssertionError("a call was given up while the engine lives")
 
     # -- life; called by open_engine
 
@@ -226,6 +234,7 @@ class DiffusionEngine:
             claim.mailbox.fail(EngineClosedError("the engine was closed"))
             if self._cause is None:
                 self._ledger.abort(claim)
+        self._give_calls_up()
         await self._executor.close(self.config.shutdown_grace if self._started else 0.0)
         for claim in self._ledger:
             self._ledger.lose(claim, EngineClosedError("the engine was closed"))
@@ -250,8 +259,15 @@ class DiffusionEngine:
             else:
                 error = EngineDeadError(f"the engine is dead: {cause!r}")
                 error.__cause__ = cause
+            claim.mailbox.fail(error)
+            self._ledger.abort(claim)  # a worker that still lives is to stop
             self._ledger.lose(claim, error)
+        self._give_calls_up()
         self._dead.set()
+
+    def _give_calls_up(self) -> None:
+        for call in self._calls:
+            call.cancel()
 
     # -- the loops
 
