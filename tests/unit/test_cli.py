@@ -6,14 +6,14 @@ from PIL import Image
 
 from sidestream.engine import ConfigError, RequestError
 from sidestream.engine.cli import cli, main
-from sidestream.engine.cli_arguments import (
+from sidestream.engine.cli.arguments import (
     Assignment,
     Size,
     engine_config,
     read_prompts,
     requests_of,
 )
-from sidestream.engine.painting import one_line
+from sidestream.engine.cli.painting import one_line
 
 NOTHING = {
     "settings": (),

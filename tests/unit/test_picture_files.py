@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sidestream.engine.picture_files import PictureFiles, slug
+from sidestream.engine.cli.picture_files import PictureFiles, slug
 
 
 def picture(value=120, channels=3):

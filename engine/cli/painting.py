@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 
 import trio
 
-from .config import EngineConfig
-from .diffusion_engine import DiffusionEngine
-from .errors import ExecutionError, SidestreamError
+from ..config import EngineConfig
+from ..diffusion_engine import DiffusionEngine
+from ..errors import ExecutionError, SidestreamError
+from ..opening import open_engine
+from ..request import DiffusionRequest
+from ..result import Progress
 from .meter import Meter
-from .opening import open_engine
 from .picture_files import PictureFiles, slug
-from .request import DiffusionRequest
-from .result import Progress
 
 FATAL = (SidestreamError, OSError, ValueError)
 """What ends a whole batch; an `ExecutionError` ends its own request only."""

@@ -1,7 +1,6 @@
-"""The command line: ``sidestream generate "a red circle" -o out/``.
+"""The commands of ``sidestream``, their options and exit codes.
 
-Here are the commands, their options and exit codes; `cli_arguments` reads the options, and
-`painting` does the work.
+`arguments` reads the options, `painting` does the work.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 import trio
 
-from .cli_arguments import Assignment, Size, engine_config, read_prompts, requests_of
-from .errors import ConfigError, RequestError, SidestreamError
+from ..errors import ConfigError, RequestError, SidestreamError
+from .arguments import Assignment, Size, engine_config, read_prompts, requests_of
 from .painting import Outcome, Painter, one_line
 from .picture_files import PictureFiles
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from PIL import Image
 
-from .config import EngineConfig
-from .errors import RequestError
-from .request import DiffusionRequest
+from ..config import EngineConfig
+from ..errors import RequestError
+from ..request import DiffusionRequest
 
 if TYPE_CHECKING:  # generic for type checkers only, in some releases of click
     SizeType = click.ParamType[tuple[int, int]]

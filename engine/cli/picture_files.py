@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..postprocess import PostprocessOptions, encode, to_pil
+from ...postprocess import PostprocessOptions, encode, to_pil
 
 NAME_LIMIT = 60
 """Characters of a prompt that go into a name."""
