@@ -189,16 +189,21 @@ class ClaimLedger:
         message: AsyncDiffusionOutput | None = None,
         error: BaseException | None = None,
     ) -> None:
-        """Move a claim by the table and carry the effects out, in the table's order."""
-        before = claim.state
-        claim.state, effects = transition(before, event)
-        if claim.worker >= 0:
-            moved = (claim.state in _OUTPUT_UNDER_WAY) - (before in _OUTPUT_UNDER_WAY)
-            self.loads[claim.worker].outputs += moved
+        """Move a claim by the table: carry the effects out, in the table's order, then note the
+        new state.
+
+        An effect can fail, on a handle that a worker forged, say. The claim is where it was then,
+        and LOST, which follows, finds it there.
+        """
+        state, effects = transition(claim.state, event)
         if message is not None and message.error is not None:
             error = _as_exception(message.error, claim)
         for effect in effects:
             _EFFECTS[effect](self, claim, message, error)
+        if claim.worker >= 0:
+            moved = (state in _OUTPUT_UNDER_WAY) - (claim.state in _OUTPUT_UNDER_WAY)
+            self.loads[claim.worker].outputs += moved
+        claim.state = state
 
     # -- effects
 
@@ -228,9 +233,10 @@ class ClaimLedger:
 
     def _free(self, claim: Claim, message: AsyncDiffusionOutput | None, error: object) -> None:
         waves = self.loads[claim.worker].waves
-        waves[claim.wave].discard(claim.async_output_id)
-        if not waves[claim.wave]:
-            del waves[claim.wave]
+        wave = waves.get(claim.wave, set())
+        wave.discard(claim.async_output_id)
+        if not wave:
+            waves.pop(claim.wave, None)
         aborted = message is not None and message.error is not None and message.error.aborted
         outcome = RunnerOutput(claim.request_id, error=error is not None, aborted=aborted)
         self._scheduler.update_from_output([outcome])
