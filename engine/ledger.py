@@ -19,7 +19,7 @@ from ..ipc_ext.messages import (
 )
 from .admission import PreparedRequest
 from .assembly import PieceSource
-from .claims import ClaimEvent, ClaimState, Effect, transition
+from .claims import ClaimEvent, ClaimState, Effect, ProtocolError, transition
 from .delivery import Claim
 from .errors import DuplicateRequestError, ExecutionError, RequestAborted, SidestreamError
 from .executor.base import DiffusionExecutor, DispatchedRequest
@@ -225,6 +225,8 @@ class ClaimLedger:
             claim.output.add(piece, source)
         if message.final:
             claim.output.tensors()  # complete, or the worker has broken the protocol
+            if claim.timings is None:
+                raise ProtocolError("an output came without its timings")
 
     def _drop(self, claim: Claim, message: AsyncDiffusionOutput | None, *_: object) -> None:
         claim.output.drop()

@@ -10,7 +10,7 @@ import os
 
 import trio
 
-from ...ipc_ext import Handle, PayloadRing, Segment, SegmentLayout
+from ...ipc_ext import CorruptSegment, Handle, PayloadRing, Segment, SegmentLayout
 from ...ipc_ext.messages import (
     CALL_LIMIT,
     AsyncDiffusionOutput,
@@ -165,12 +165,20 @@ class WorkerLink:
             index=self.index,
             pid=pid,
             device=self.configuration.device,
-            state="dead" if self.death is not None else self.segment.control.state.name.lower(),
+            state=self._state(),
             heartbeat_age=heartbeat_age,
             output_ring_bytes=outputs.capacity,
             output_ring_used=outputs.used_bytes,
             output_ring_held=outputs.held_bytes,
         )
+
+    def _state(self) -> str:
+        if self.death is not None:
+            return "dead"
+        try:
+            return self.segment.control.state.name.lower()
+        except CorruptSegment:
+            return "unknown"
 
 
 def device_of(index: int, config: EngineConfig) -> str:
