@@ -79,8 +79,6 @@ async def _start(engine: DiffusionEngine, services: trio.Nursery) -> None:
         except (SidestreamError, ExceptionGroup) as error:
             reason = _that_matters(error) if isinstance(error, ExceptionGroup) else error
             raise StartupError(f"the warm-up request failed: {reason}") from reason
-        except Exception as error:  # it cannot be understood, or its memory is damaged
-            raise StartupError(f"a worker did not start as it should: {error!r}") from error
     if timer.cancelled_caught:
         raise StartupError(f"the workers were not ready within {limit:g} s (startup_timeout)")
 

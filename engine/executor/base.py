@@ -125,3 +125,5 @@ class DiffusionExecutor(Protocol):
 
 
 Capabilities = Mapping[str, Any]
+CAPABILITIES_NEEDED = frozenset(("pipeline", "arguments", "required", "accepts_any", "num_outputs"))
+"""What the engine must know of a worker; see `DiffusionModelRunner.capabilities`."""

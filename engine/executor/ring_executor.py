@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import trio
 
-from ...ipc_ext import doorbell
+from ...ipc_ext import CorruptSegment, doorbell
 from ...ipc_ext.messages import (
     AsyncDiffusionOutput,
     AsyncOutputKind,
@@ -24,7 +25,7 @@ from ...ipc_ext.messages import (
 )
 from ..config import EngineConfig
 from ..errors import ExecutionError, StartupError, WorkerDiedError
-from .base import DispatchedRequest, WorkerStatus
+from .base import CAPABILITIES_NEEDED, DispatchedRequest, WorkerStatus
 from .link import WorkerLink
 
 _GREETING = 0
@@ -98,10 +99,12 @@ class RingExecutor:
         except WorkerDiedError as died:
             reason = f"{died}\n{died.stderr}".rstrip()
             raise StartupError(f"{reason}") from None
+        except (msgspec.MsgspecError, CorruptSegment) as error:
+            raise StartupError(f"a worker cannot be understood: {error}") from error
         finally:
             for index in greetings:
                 del self._calls[index, _GREETING]
-        return [_answer(greetings[link.index], link, StartupError) for link in self.links]
+        return [_capabilities(greetings[link.index], link) for link in self.links]
 
     async def dispatch(self, worker: int, wave: Sequence[DispatchedRequest]) -> None:
         """See `DiffusionExecutor.dispatch`."""
@@ -187,6 +190,13 @@ class RingExecutor:
             link.segment.shut_down()
             doorbell.close(link.segment)
         os.close(self._doorbell)
+
+
+def _capabilities(call: _Call, link: WorkerLink) -> dict[str, Any]:
+    told = _answer(call, link, StartupError)
+    if not isinstance(told, dict) or not told.keys() >= CAPABILITIES_NEEDED:
+        raise StartupError(f"worker {link.index} does not say what its pipeline takes")
+    return told
 
 
 def _answer(call: _Call, link: WorkerLink, wrong: type[Exception] | None) -> Any:
