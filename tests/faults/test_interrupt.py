@@ -1,0 +1,48 @@
+"""Ctrl-C at any moment of a program: it ends with KeyboardInterrupt, and takes everything along."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import trio
+
+from ..harness.programs import run_program
+from ..harness.surroundings import PATIENCE
+
+PROGRAM = Path(__file__).with_name("programs") / "telling.py"
+LINES = 13
+"""That the program prints at least, from its first words to "done"."""
+NOISE = ("Exception ignored", "Error", "Warning", "Cancelled", "Group", "During handling", "Fatal")
+
+
+def moments() -> list[tuple[str, int]]:
+    """Draw twenty moments: after which line of which program."""
+    chance = random.Random(20)
+    kinds = [(executor, line) for executor in ("mp", "uni") for line in range(1, LINES + 1)]
+    return sorted(chance.sample(kinds, 20))
+
+
+@pytest.mark.parametrize(("executor", "line"), moments())
+async def test_ctrl_c(executor: str, line: int) -> None:
+    await interrupt(executor, line, times=1)
+
+
+async def test_ctrl_c_again_while_it_is_closing() -> None:
+    await interrupt("mp", LINES - 2, times=3)
+
+
+async def interrupt(executor: str, line: int, *, times: int) -> None:
+    with trio.fail_after(6 * PATIENCE):
+        async with run_program(PROGRAM, executor) as program:
+            for _ in range(line):
+                assert await program.next_line() is not None
+            for _ in range(times):
+                program.process.send_signal(signal.SIGINT)
+            assert await program.process.wait() == -signal.SIGINT
+            assert program.relatives() == []
+            stderr = await program.stderr()
+            assert stderr.splitlines()[-1] == "KeyboardInterrupt", stderr
+            assert not any(word in stderr for word in NOISE), stderr
