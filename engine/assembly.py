@@ -1,8 +1,8 @@
 """Putting a request's output together from the pieces that a worker sends.
 
-A tensor that came whole is not copied: its buffer is the lease on the ring memory. One that came in
-several pieces is gathered in memory of its own, and each piece is given back as soon as it is
-copied.
+A tensor that came whole with the last message is not copied: its buffer is the lease on the ring
+memory. What came before that is gathered in memory of its own, and each piece is given back as soon
+as it is copied: an output that is not complete holds no room that its own rest may need.
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ class OutputAssembly:
         self._whole: dict[str, HostTensor] = {}
         self._gathering: dict[str, _Gathering] = {}
 
-    def add(self, piece: TensorPiece, source: PieceSource) -> None:
+    def add(self, piece: TensorPiece, source: PieceSource, *, last: bool) -> None:
         """Take a piece; those of one tensor come in order.
+
+        Args:
+          piece: what came.
+          source: where it lies.
+          last: whether it came with the last message of the output.
 
         Raises:
           ProtocolError: it does not follow what came, or does not fit what its descriptor says.
@@ -63,7 +68,7 @@ class OutputAssembly:
             )
         lease = source.lease(piece)
         if size == nbytes:
-            self._finish(piece, lease)
+            self._finish(piece, lease if last else bytearray(lease))
             return
         if gathering is None:
             gathering = self._gathering[piece.name] = _Gathering(piece.descriptor)

@@ -222,7 +222,7 @@ class ClaimLedger:
             return
         source: PieceSource = self._pieces[claim.worker]
         for piece in message.output:
-            claim.output.add(piece, source)
+            claim.output.add(piece, source, last=message.final)
         if message.final:
             claim.output.tensors()  # complete, or the worker has broken the protocol
             if claim.timings is None:

@@ -7,7 +7,8 @@ OUTPUT_READY. The queue is bounded: when outputs pile up, because the ring is fu
 forward's thread waits, and so in the end does admission.
 
 An output of up to a quarter of the ring travels in place: the engine reads where the copy wrote. A
-larger one goes piece by piece, each given back by the engine as soon as it has copied it.
+larger one, or one of very many tensors, goes piece by piece, each given back by the engine as soon
+as it has copied it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from .remote import ABORTED, remote_error
 PIECE_BYTES = 4 << 20
 """Of an output that is too large to travel in place; the engine copies so much in about a
 millisecond."""
+PIECES_LIMIT = 64
+"""Pieces in one message, which has to fit into the result ring."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -142,36 +145,46 @@ class AsyncOutputThread(threading.Thread):
             for name, data in flat.items():
                 descriptor = _describe(tensors[name])
                 for at in range(0, max(data.numel(), 1), limit):
-                    handle = self._copy(data[at : at + limit])
+                    part = data[at : at + limit]
+                    handle = self._ring.reserve(part.numel())
+                    if handle is None:
+                        self._send_part(request, pieces)  # never wait for room while holding some
+                        handle = self._ring.reserve_wait(part.numel())
                     pieces.append(TensorPiece(name, descriptor, handle, at))
-                    if not in_place:
-                        self._wait_for_copies()
-                        self._commit(pieces)
-                        self._send(_ready(request, tuple(pieces), final=False))
-                        pieces.clear()
+                    faults.point("reserved")
+                    self._copy(part, handle)
+                    if not in_place or len(pieces) == PIECES_LIMIT:
+                        self._send_part(request, pieces)
             self._wait_for_copies()
             faults.point("copied")
             self._commit(pieces)
+            timings = Timings(
+                forward_start=self._platform.time_of(output.forward_start),
+                forward_end=self._platform.time_of(output.forward_end),
+                copy_start=copy_start,
+                copy_end=time.monotonic_ns(),
+            )
+            self._send(_ready(request, tuple(pieces), timings=timings))
+        except RingShutDown:
+            raise
         except BaseException:
             for piece in pieces:
                 self._ring.release(piece.handle)
             raise
-        timings = Timings(
-            forward_start=self._platform.time_of(output.forward_start),
-            forward_end=self._platform.time_of(output.forward_end),
-            copy_start=copy_start,
-            copy_end=time.monotonic_ns(),
-        )
-        self._send(_ready(request, tuple(pieces), timings=timings))
         faults.point("output_ready")
 
-    def _copy(self, data: torch.Tensor) -> Handle:
-        handle = self._ring.reserve_wait(data.numel())
-        faults.point("reserved")
+    def _send_part(self, request: NewRequestData, pieces: list[TensorPiece]) -> None:
+        """Send some of an output ahead; the engine copies it and gives its room back at once."""
+        if pieces:
+            self._wait_for_copies()
+            self._commit(pieces)
+            self._send(_ready(request, tuple(pieces), final=False))
+            pieces.clear()
+
+    def _copy(self, data: torch.Tensor, handle: Handle) -> None:
         if data.numel():
             target = torch.frombuffer(self._ring.view(handle), dtype=torch.uint8)
             self._platform.copy_to_host(target, data)
-        return handle
 
     def _wait_for_copies(self) -> None:
         self._platform.synchronize_event(self._platform.record_device_event())

@@ -14,7 +14,6 @@ import torch
 
 from ..ipc_ext import Segment
 from ..ipc_ext.messages import (
-    ERROR_TEXT_LIMIT,
     AsyncDiffusionOutput,
     AsyncOutputKind,
     Configure,
@@ -29,7 +28,7 @@ from .inputs import InputStore
 from .model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
 from .models import load_pipeline
 from .platform import platform_for
-from .remote import ABORTED
+from .remote import ABORTED, as_remote
 
 _SET_HERE = ("generator", "output_type")
 """Arguments that each run gets from the worker, if the pipeline takes them."""
@@ -196,5 +195,4 @@ def _error_of(output: RunnerOutput) -> RemoteError | None:
         return ABORTED
     if output.error is None:
         return None
-    text = output.error[-ERROR_TEXT_LIMIT:]
-    return RemoteError(output.error_type or "Exception", text, fatal=output.fatal)
+    return as_remote(output.error_type or "Exception", output.error, fatal=output.fatal)

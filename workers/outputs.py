@@ -38,7 +38,7 @@ def _fields(result: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(result, (torch.Tensor, np.ndarray)):
         yield _BY_RANK.get(result.ndim, "output"), result
     elif isinstance(result, dict):
-        yield from result.items()
+        yield from ((str(name), value) for name, value in result.items())
     elif isinstance(result, (list, tuple)):
         for index, value in enumerate(result):
             rank = getattr(_tensor(value), "ndim", 0)

@@ -75,4 +75,9 @@ def _run_worker(segment_fd: int, doorbell_fd: int) -> None:
         WorkerProc,
     )  # imports torch, which takes seconds: here, not on the event loop
 
-    WorkerProc.attach(segment_fd, doorbell_fd).run()
+    try:
+        WorkerProc.attach(segment_fd, doorbell_fd).run()
+    except Exception:
+        raise
+    except BaseException as error:  # SystemExit, say: it ends a worker, not this program
+        raise RuntimeError(f"the worker was ended by {error!r}") from error

@@ -25,8 +25,8 @@ class Source:
     def release(self, piece):
         self.payloads.release(piece.handle)
 
-    def add(self, name, array, start=0, end=None):
-        self.assembly.add(piece_of(self.payloads, name, array, start, end), self)
+    def add(self, name, array, start=0, end=None, *, last=True):
+        self.assembly.add(piece_of(self.payloads, name, array, start, end), self, last=last)
 
 
 @pytest.fixture
@@ -54,6 +54,12 @@ def test_pieces_are_gathered_and_given_back_one_by_one(sizes):
         start += size
         assert (source.payloads.held, source.payloads.lying) == (0, 0)
     np.testing.assert_array_equal(source.assembly.tensors()["frames"].numpy(), array)
+
+
+def test_an_output_that_is_not_complete_holds_no_room(source):
+    source.add("images", ARRAY, last=False)
+    assert (source.payloads.held, source.payloads.lying) == (0, 0)
+    np.testing.assert_array_equal(source.assembly.tensors()["images"].numpy(), ARRAY)
 
 
 def test_several_tensors_side_by_side(source):
@@ -106,7 +112,7 @@ def test_a_piece_that_does_not_fit_is_refused(source, at, size):
     piece.at = at
     piece.handle = source.payloads.put(bytes(size))
     with pytest.raises(ProtocolError, match="does not fit"):
-        source.assembly.add(piece, source)
+        source.assembly.add(piece, source, last=True)
 
 
 def test_dropping_lets_go_of_everything(source):

@@ -37,6 +37,7 @@ FRAMES = torch.rand(1, 5, 3, 8, 8)
         (SimpleNamespace(images=list(IMAGES)), {"images": IMAGES}),
         (SimpleNamespace(images=IMAGES.permute(0, 2, 3, 1).numpy()), {"images": IMAGES}),
         (SimpleNamespace(frames=FRAMES.permute(0, 1, 3, 4, 2).numpy()), {"frames": FRAMES}),
+        ({0: IMAGES}, {"0": IMAGES}),
         (torch.zeros(7), {"output": torch.zeros(7)}),
         (SimpleNamespace(audios=np.zeros((2, 100))), {"audios": torch.zeros(2, 100).double()}),
     ],
