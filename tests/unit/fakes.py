@@ -186,10 +186,10 @@ class FakeExecutor:
         return [dict(self.capabilities) for _ in range(self.config.num_workers)]
 
     async def dispatch(self, worker: int, wave: Sequence[DispatchedRequest]) -> None:
-        if self.dispatch_error is not None:
-            raise self.dispatch_error
         if self.room is not None:
             await self.room.wait()
+        if self.dispatch_error is not None:
+            raise self.dispatch_error
         sent = decode_message(encode_message(Execute(tuple(request.data for request in wave))))
         assert isinstance(sent, Execute)
         jobs = [

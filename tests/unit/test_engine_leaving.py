@@ -209,6 +209,7 @@ async def test_a_deadline_runs_from_submission_whatever_is_told(autojump_clock):
                 async for _ in events:
                     await trio.sleep(1)
                     job.progress(int(trio.current_time()))
+                    await settled()  # there is always news
         job.abort()
         await engine.wait_idle()
 

@@ -216,6 +216,24 @@ async def test_leaving_the_body_ends_what_others_still_wait_for(autojump_clock, 
     assert engine.statistics().claims == 0
 
 
+async def test_flags_are_up_before_the_workers_are_stopped(autojump_clock, nursery):
+    """Also for a caller that is too busy to leave."""
+
+    class Watching(FakeExecutor):
+        async def close(self, grace):
+            flagged.extend(job.flagged for (job,) in self.waves)
+
+    async def busy_caller():
+        async with engine.stream(raw()):
+            await trio.sleep_forever()
+
+    flagged = []
+    async with open_fake(Watching) as (engine, executor):
+        nursery.start_soon(busy_caller)
+        await executor.next_job()
+    assert flagged == [True]
+
+
 async def test_a_closed_engine(autojump_clock):
     async with open_fake() as (engine, executor):
         await engine.close()
@@ -384,6 +402,20 @@ async def test_a_dispatch_that_fails(autojump_clock, outcomes, error, told):
         for name in "ab":
             assert isinstance(await outcomes.of(name), told)
         assert (await engine.wait_dead()).__cause__ is error
+
+
+async def test_the_first_cause_stands(autojump_clock, outcomes):
+    async with open_fake() as (engine, executor):
+        executor.room = trio.Event()
+        outcomes.start("a", engine.generate, raw())
+        await settled()
+        executor.kill()
+        error = await outcomes.of("a")
+        executor.dispatch_error = RuntimeError("the rings have gone")
+        executor.room.set()
+        await settled()
+        assert isinstance(error, WorkerDiedError)
+        assert isinstance((await engine.wait_dead()).__cause__, WorkerDiedError)
 
 
 async def test_a_worker_found_dead_before_the_pump_says_so(autojump_clock):

@@ -134,6 +134,25 @@ async def test_priorities(autojump_clock, outcomes):
         assert given(executor) == ["a", "c"]
 
 
+async def test_waiting_raises_priorities(autojump_clock, outcomes):
+    async with open_fake(dispatch_depth=1, ageing_s=3.0) as (engine, executor):
+        await start(outcomes, engine, "ab")
+        await trio.sleep(2.9)
+        await start(outcomes, engine, "c", priority=1)
+        await trio.sleep(0.2)
+        executor.waves[0][0].finish()
+        await settled()
+        assert given(executor) == ["a", "b"]
+
+
+async def test_company_is_looked_for_so_far(autojump_clock, outcomes):
+    async with open_fake(dispatch_depth=1, max_num_seqs=2, look_ahead=1) as (engine, executor):
+        await start(outcomes, engine, "abc")
+        executor.waves[0][0].finish()
+        await settled()
+        assert given(executor) == ["a", "b"]
+
+
 async def test_a_wave_waits_for_company(autojump_clock, outcomes):
     async with open_fake(max_num_seqs=4, request_batch_max_wait_ms=500) as (engine, executor):
         began = trio.current_time()
@@ -180,6 +199,21 @@ async def test_the_least_loaded_worker_is_next(autojump_clock, outcomes):
         executor.waves[1][0].finish()
         await settled()
         assert (executor.waves[4][0].worker, executor.waves[4][0].request_id) == (1, "e")
+
+
+async def test_among_idle_workers_the_one_that_ran_the_least_is_next(autojump_clock, outcomes):
+    async with open_fake(num_workers=2) as (engine, executor):
+        await start(outcomes, engine, "ab")
+        for index, request_id in enumerate("cd"):
+            executor.waves[index and 2][0].finish()  # worker 0 is quick, worker 1 is not
+            await settled()
+            await start(outcomes, engine, request_id)
+        assert [wave[0].worker for wave in executor.waves] == [0, 1, 0, 0]
+        executor.waves[1][0].finish()
+        executor.waves[3][0].finish()
+        await settled()
+        await start(outcomes, engine, "e")
+        assert executor.waves[4][0].worker == 1
 
 
 async def test_a_stuck_output_does_not_stop_the_other_worker(autojump_clock, outcomes):
