@@ -11,7 +11,8 @@ from PIL import Image
 
 from sidestream.ipc_ext.tensors import HostTensor
 
-from .fakes import Outcomes, open_fake, raised, raw
+from .fake_engines import Outcomes, open_fake, raw
+from .fakes import raised
 
 settled = trio.testing.wait_all_tasks_blocked
 PICTURE = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(1, 2, 4, 3)

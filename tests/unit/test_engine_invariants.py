@@ -16,7 +16,8 @@ from sidestream.engine import (
     WorkerDiedError,
 )
 
-from .fakes import aborted, open_fake, raised, raw, value_of
+from .fake_engines import open_fake, raw, value_of
+from .fakes import aborted, raised
 
 SECONDS = st.floats(0, 4)
 CALLER = st.fixed_dictionaries(

@@ -8,7 +8,8 @@ import trio.testing
 
 from sidestream.engine import DeadlineExceededError, RequestAborted, Started
 
-from .fakes import Outcomes, aborted, open_fake, raw, value_of
+from .fake_engines import Outcomes, open_fake, raw, value_of
+from .fakes import aborted
 
 settled = trio.testing.wait_all_tasks_blocked
 

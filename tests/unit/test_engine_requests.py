@@ -19,7 +19,8 @@ from sidestream.engine import (
     Started,
 )
 
-from .fakes import FORWARD, Outcomes, aborted, open_fake, raised, raw, serve, value_of
+from .fake_engines import Outcomes, open_fake, raw, serve, value_of
+from .fakes import FORWARD, aborted, raised
 
 settled = trio.testing.wait_all_tasks_blocked
 

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from .fakes import Outcomes, open_fake, raw, serve, value_of
+from .fake_engines import Outcomes, open_fake, raw, serve, value_of
 
 settled = trio.testing.wait_all_tasks_blocked
 
