@@ -63,7 +63,11 @@ def _input(name: str, value: Any) -> InputTensor:
         return _describe(name, "numpy", native, value.dtype.name)
     dtype = str(value.dtype).removeprefix("torch.")
     _check_dtype(name, dtype)
-    tensor = value.detach().cpu().contiguous()
+    if value.layout is not sys.modules["torch"].strided or value.is_meta or value.is_nested:
+        raise RequestError(
+            f"{name} is no tensor of plain memory: sparse, nested and meta ones are not accepted"
+        )
+    tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     if dtype == "bfloat16":  # numpy has no such dtype; the bytes travel as they are
         tensor = tensor.view(sys.modules["torch"].int16)
     return _describe(name, "torch", tensor.numpy(), dtype)

@@ -65,6 +65,9 @@ def test_torch_tensors_of_every_dtype(dtype):
 def test_torch_views_and_gradients():
     value = torch.arange(6.0).reshape(2, 3).requires_grad_().t()
     assert torch.equal(read(only_input(value)).torch(), value.detach())
+    value = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    assert torch.equal(read(only_input(value)).torch(), value)
+    assert torch.equal(read(only_input(value.imag)).torch(), value.imag)  # lazily negated
 
 
 @pytest.mark.parametrize(
@@ -125,6 +128,8 @@ def nested(depth):
         (np.zeros(2, "datetime64[s]"), r"image has dtype datetime64\[s\]"),
         (np.zeros(2, np.uint16), "image has dtype uint16"),
         (torch.zeros(2).to(torch.float8_e4m3fn), "image has dtype float8_e4m3fn"),
+        (torch.zeros(2).to_sparse(), "image is no tensor of plain memory"),
+        (torch.zeros(2, device="meta"), "image is no tensor of plain memory"),
         (np.zeros((1,) * 17, np.uint8), "image has 17 dimensions; at most 16"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
