@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
 from ..ipc_ext.messages import TensorPiece
 from ..ipc_ext.tensors import HostTensor, TensorDescriptor
 from .claims import ProtocolError
@@ -31,7 +33,8 @@ class _Gathering:
 
     def __init__(self, descriptor: TensorDescriptor) -> None:
         self.descriptor = descriptor
-        self.memory = bytearray(descriptor.nbytes)
+        # Not a bytearray: that touches every page at once, a second for each GiB on the event loop.
+        self.memory = np.empty(descriptor.nbytes, np.uint8).data
         self.filled = 0
 
 
