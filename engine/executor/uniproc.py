@@ -64,7 +64,7 @@ class UniProcDiffusionExecutor(RingExecutor):
             return
         with trio.move_on_after(grace):
             await self._thread_ended.wait()
-        if not self._thread_ended.is_set():
+        if grace and not self._thread_ended.is_set():  # else it was told not to wait
             logger.warning(
                 "the worker thread has not stopped within %g s and is left behind", grace
             )
