@@ -15,6 +15,8 @@ from ..harness.surroundings import PATIENCE
 PROGRAM = Path(__file__).with_name("programs") / "telling.py"
 LINES = 13
 """That the program prints at least, from its first words to "done"."""
+READY = 4
+"""The line that tells that the engine has started."""
 NOISE = ("Exception ignored", "Error", "Warning", "Cancelled", "Group", "During handling", "Fatal")
 
 
@@ -27,22 +29,27 @@ def moments() -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(("executor", "line"), moments())
 async def test_ctrl_c(executor: str, line: int) -> None:
-    await interrupt(executor, line, times=1)
+    loading = executor == "uni" and line < READY
+    # Python forgets what it was ended by when a thread that imports torch calls back into it.
+    await interrupt(executor, line, statuses=(1,) if loading else ())
 
 
 async def test_ctrl_c_again_while_it_is_closing() -> None:
     await interrupt("mp", LINES - 2, times=3)
 
 
-async def interrupt(executor: str, line: int, *, times: int) -> None:
+async def interrupt(
+    executor: str, line: int, *, times: int = 1, statuses: tuple[int, ...] = ()
+) -> None:
     with trio.fail_after(6 * PATIENCE):
         async with run_program(PROGRAM, executor) as program:
             for _ in range(line):
                 assert await program.next_line() is not None
             for _ in range(times):
                 program.process.send_signal(signal.SIGINT)
-            assert await program.process.wait() == -signal.SIGINT
+            status, stderr = await program.process.wait(), await program.stderr()
+            assert status in (-signal.SIGINT, *statuses), stderr
             assert program.relatives() == []
-            stderr = await program.stderr()
-            assert stderr.splitlines()[-1] == "KeyboardInterrupt", stderr
+            assert stderr.startswith("Traceback"), stderr
+            assert stderr.endswith("KeyboardInterrupt\n"), stderr
             assert not any(word in stderr for word in NOISE), stderr

@@ -53,8 +53,9 @@ class Program:
 
     async def _read_stderr(self) -> None:
         assert self.process.stderr is not None
-        async for chunk in self.process.stderr:
-            self._stderr += chunk
+        async with self.process.stderr:
+            async for chunk in self.process.stderr:
+                self._stderr += chunk
         self._read_all.set()
 
     def relatives(self) -> list[psutil.Process]:
