@@ -278,6 +278,8 @@ class DiffusionEngine:
                 self._ledger.receive(worker, message)
                 if message.output:
                     self._host_stage.note_output(worker)
+                if not message.final:  # it was copied, which takes a millisecond or more
+                    await trio.lowlevel.checkpoint()
                 if message.error is not None and message.error.fatal:
                     raise ExecutionError(message.error.type, message.error.text)
 
