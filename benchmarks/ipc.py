@@ -4,20 +4,23 @@
 
 All transports take turns in one run, between this process and one spawned for each measurement:
 
-* one way: many messages of 200 bytes; from the first send until the answer that all have come;
+* one_way: many messages of 200 bytes; from the first send until the answer that all have come
+  (one_way_back: from worker to engine, which sidestream does differently);
 * structured: the same with messages that are encoded and decoded (msgspec; the queues pickle);
-* round trip: one message at a time, there and back;
+* round_trip: one message at a time, there and back;
 * payload: one 12.6 MB float32 array (1x3x1024x1024) at a time; from the start of the producer's
   copy out of its own memory, to the answer of a consumer that has read every byte, to the end of
   the tidying-up that each array needs (a segment is closed and unlinked, a payload released).
 
-Each is repeated and the best kept, because whatever else the machine does only ever slows it down.
+Each is short, repeated often, and the best is kept: whatever else the machine does can only slow
+it down.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -28,7 +31,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ipc_transports import SPAWN, TRANSPORTS, NewSharedMemory, Sidestream, SidestreamTrio, Transport
+from ipc_transports import (
+    OTHERS,
+    OURS,
+    SPAWN,
+    NewSharedMemory,
+    Sidestream,
+    SidestreamMany,
+    Transport,
+)
 
 FRAME = bytes(range(200))
 MESSAGE = {
@@ -41,6 +52,7 @@ MESSAGE = {
 }
 SHAPE = (1, 3, 1024, 1024)
 DONE = b"done"
+Results = dict[str, dict[str, float]]  # best seconds by measurement, by transport
 
 
 # -- the child's part of each measurement
@@ -97,7 +109,7 @@ def one_way(end: Transport, count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-def one_way_structured(end: Transport, count: int) -> float:
+def structured(end: Transport, count: int) -> float:
     """Encode and send."""
     start = time.perf_counter()
     end.send_all(map(end.encode, repeat(MESSAGE, count)))
@@ -136,7 +148,7 @@ def payload(end: Transport, count: int) -> float:
 Part = Callable[[Transport, int], float]
 PARTS: dict[Part, Callable[[Transport, int], None]] = {
     one_way: receive_raw,
-    one_way_structured: receive_structured,
+    structured: receive_structured,
     one_way_back: send_back,
     round_trip: echo,
     payload: read_arrays,
@@ -144,9 +156,9 @@ PARTS: dict[Part, Callable[[Transport, int], None]] = {
 
 
 def measure(kind: type[Transport], part: Part, count: int, repeats: int) -> float:
-    """Return the best of several measurements in seconds, after one that warms up."""
+    """Return the best of several measurements in seconds; the first one warms up."""
     end = kind()
-    counts = [max(count // 10, 1), *repeat(count, repeats)]
+    counts = [count] * (1 + repeats)
     process = SPAWN.Process(target=child, args=(end.for_child(), PARTS[part], counts))
     process.start()
     end.receive()
@@ -156,73 +168,70 @@ def measure(kind: type[Transport], part: Part, count: int, repeats: int) -> floa
     return min(seconds[1:])
 
 
-def compare(quick: bool) -> dict[str, dict[str, float]]:
-    """Measure everything; returns rows of seconds by measurement, by transport."""
-    scale = 10 if quick else 1
-    messages, rounds, arrays, repeats = 300_000 // scale, 5_000 // scale, 20, 2 if quick else 5
-    plans: list[tuple[str, Part, int]] = [
-        ("one_way", one_way, messages),
-        ("one_way_structured", one_way_structured, messages),
-        ("round_trip", round_trip, rounds),
-        ("payload", payload, arrays),
-    ]
-    results: dict[str, dict[str, float]] = {kind.name: {} for kind in TRANSPORTS}
-    for title, part, count in plans:
-        for kind in TRANSPORTS:
-            if kind is NewSharedMemory and part is not payload:
-                continue  # it has no messages of its own
-            if kind is SidestreamTrio and part is not round_trip:
-                continue  # only its way of sleeping differs
-            results[kind.name][title] = measure(kind, part, count, repeats)
-    results[Sidestream.name]["one_way_back"] = measure(Sidestream, one_way_back, messages, repeats)
+def compare(quick: bool) -> Results:
+    """Measure everything."""
+    counts = {"round_trip": 1_000, "payload": 5}
+    repeats = 5 if quick else 25
+    results: Results = {kind.name: {} for kind in (*OURS, *OTHERS)}
+    for part in PARTS:
+        for kind in (*OURS, *OTHERS):
+            if part.__name__ in kind.measured:
+                seconds = measure(kind, part, counts.get(part.__name__, 50_000), repeats)
+                results[kind.name][part.__name__] = seconds
     return results
 
 
-def ratios(results: dict[str, dict[str, float]]) -> dict[str, float]:
+def ratios(results: Results) -> dict[str, float]:
     """Return how many times faster sidestream is than the best of the others."""
-    ours = results[Sidestream.name]
-    others = [row for name, row in results.items() if not name.startswith(Sidestream.name)]
 
-    def best(title: str) -> float:
-        return min(row[title] for row in others if title in row)
+    def best(part: str) -> float:
+        return min(results[kind.name].get(part, math.inf) for kind in OTHERS)
 
+    one, many = results[Sidestream.name], results[SidestreamMany.name]
+    new_segment = results[NewSharedMemory.name]["payload"]
     return {
-        "one_way": best("one_way") / ours["one_way"],
-        "one_way_back": best("one_way") / ours["one_way_back"],
-        "one_way_structured": best("one_way_structured") / ours["one_way_structured"],
-        "round_trip": best("round_trip") / ours["round_trip"],
-        "payload_over_shared_memory": results[NewSharedMemory.name]["payload"] / ours["payload"],
-        "payload_over_best": best("payload") / ours["payload"],
+        "one way, push": best("one_way") / one["one_way"],
+        "one way, push_many": best("one_way") / many["one_way"],
+        "worker to engine, push": best("one_way") / one["one_way_back"],
+        "worker to engine, push_many": best("one_way") / many["one_way_back"],
+        "structured, push": best("structured") / one["structured"],
+        "round trip": best("round_trip") / one["round_trip"],
+        "payload, over a new SharedMemory": new_segment / one["payload"],
+        "payload, over the best": best("payload") / one["payload"],
     }
 
 
-def report(results: dict[str, dict[str, float]], compared: dict[str, float]) -> None:
+def cell(seconds: float, unit: str) -> str:
+    """Return what the table says of a measurement."""
+    if unit == "messages/s":
+        return f"{1 / seconds:,.0f}"
+    return f"{seconds * 1e6:.1f}" if unit == "us" else f"{seconds * 1e3:.2f}"
+
+
+def report(results: Results, compared: dict[str, float]) -> None:
     """Print the table and the ratios."""
-    nbytes = 4 * int(np.prod(SHAPE))
-    print(
-        f"{'':28}{'one way':>13}{'structured':>13}{'round trip':>12}{'payload':>10}{'':>10}"
-        f"\n{'':28}{'messages/s':>13}{'messages/s':>13}{'us':>12}{'ms':>10}{'GB/s':>10}"
-    )
-    for kind in TRANSPORTS:
+    units = {
+        "one_way": "messages/s",
+        "one_way_back": "messages/s",
+        "structured": "messages/s",
+        "round_trip": "us",
+        "payload": "ms",
+    }
+    for line in (units, units.values()):
+        print(f"{'':28}" + "".join(f"{word:>14}" for word in line))
+    for kind in (*OURS, *OTHERS):
         row = results[kind.name]
-        cells = [
-            f"{1 / row['one_way']:13,.0f}" if "one_way" in row else f"{'-':>13}",
-            f"{1 / row['one_way_structured']:13,.0f}" if "one_way" in row else f"{'-':>13}",
-            f"{row['round_trip'] * 1e6:12.1f}" if "round_trip" in row else f"{'-':>12}",
-            f"{row['payload'] * 1e3:10.2f}" if "payload" in row else f"{'-':>10}",
-            f"{nbytes / row['payload'] / 1e9:10.2f}" if "payload" in row else f"{'-':>10}",
-        ]
-        print(f"{kind.name:28}{''.join(cells)}   {kind.carries}")
-    back = results[Sidestream.name]["one_way_back"]
-    print(f"\nsidestream, worker to engine: {1 / back:,.0f} messages/s")
+        cells = [cell(row[part], unit) if part in row else "-" for part, unit in units.items()]
+        print(f"{kind.name:28}" + "".join(f"{text:>14}" for text in cells) + f"   {kind.carries}")
+    print("\ntimes faster than the best of the others:")
     for title, ratio in compared.items():
-        print(f"{title:28}{ratio:6.1f} x")
+        print(f"  {title:36}{ratio:5.1f}")
 
 
 def main() -> None:
     """Measure, print, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the messages")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the repeats")
     parser.add_argument("--json", type=Path, help="write seconds and ratios to this file")
     arguments = parser.parse_args()
     results = compare(arguments.quick)

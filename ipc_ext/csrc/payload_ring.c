@@ -5,9 +5,10 @@
  * one, in one piece; its slot is that of its first granule. So payloads are page-aligned, a payload
  * without bytes still has a place of its own, and the table can never be full before the region is.
  *
- * Room is given next-fit: the search goes round from where the last one ended, takes back payloads
- * that were released, and steps over the others. A payload that is kept for ever costs its own room
- * and nothing else. While nobody keeps anything, this is a plain ring.
+ * Room is given first-fit: the search goes up from the start, takes back payloads that were
+ * released, and steps over the others. A payload that is kept for ever costs its own room and
+ * nothing else. The same few pages are used again and again while little is in flight, which the
+ * caches like, and what is kept gathers at the start, which leaves the rest in one piece.
  *
  * A reservation's generation is never used again. The tag holds generation and state in one word,
  * so that each change of state is one compare-and-swap that also proves the handle:
@@ -103,17 +104,13 @@ static uint64_t live_span(ss_payload_ring *ring, uint64_t at)
 }
 
 /* Returns the first of `need` free granules in a row, or `slots`. `at` only ever stops where a
- * payload begins or on a free granule; a row does not go over the end. One turn, and the row that
- * may lie across the cursor, is all there is to see. */
+ * payload begins or on a free granule. */
 static uint64_t find_room(ss_payload_ring *ring, uint64_t need)
 {
-    uint64_t at = ring->cursor, row = 0;
-    for (uint64_t seen = 0; seen < ring->slots + need;) {
-        if (at == ring->slots) at = row = 0;
+    for (uint64_t at = 0, row = 0; at < ring->slots;) {
         uint64_t span = live_span(ring, at);
         row = span ? 0 : row + 1;
         at += span ? span : 1;
-        seen += span ? span : 1;
         if (row == need) return at - need;
     }
     return ring->slots;
@@ -130,7 +127,6 @@ static ss_reservation reserve_locked(ss_payload_ring *ring, uint64_t nbytes)
     /* Release: whoever sees the tag sees the length too. */
     atomic_store_explicit(&slot->tag, tag_of(generation, RESERVED), memory_order_release);
     ring->spans[at] = (uint32_t)need;
-    ring->cursor = at + need;
     return (ss_reservation){SS_TRUE, at * ring->granule, generation};
 }
 

@@ -29,7 +29,6 @@ struct ss_payload_ring {
     _Atomic uint64_t *held_map; /* one bit for each granule of theirs */
     alignas(64) pthread_mutex_t lock; /* producers of this process; guards the rest */
     uint64_t generation;
-    uint64_t cursor; /* granule where the search for room begins */
     uint32_t *spans; /* granules of the live payload that begins here; 0: none does */
 };
 
