@@ -28,9 +28,16 @@ async def unfinished(engine: DiffusionEngine, task_status: trio.TaskStatus[None]
             await events.result()
 
 
-@pytest.mark.parametrize(("executor", "counts"), [("uni", whole_run), ("mp", own)])
+LAUNCH = 13
+"""Steps of all tasks until a process has been launched, about: up to there a run takes no time."""
+
+
+@pytest.mark.parametrize(
+    ("executor", "counts", "most"),
+    [("uni", whole_run, None), ("mp", own, None), ("mp", whole_run, LAUNCH)],
+)
 async def test_whatever_step_an_engine_is_cancelled_at_nothing_is_left(
-    executor: str, counts: Counts
+    executor: str, counts: Counts, most: int | None
 ) -> None:
     config = synthetic(executor)  # which starts with a warm-up request
     await whole_life(config)  # brings threads and imports
@@ -41,5 +48,6 @@ async def test_whatever_step_an_engine_is_cancelled_at_nothing_is_left(
             await settled(lambda: survey() == before)
         assert_same(before)
 
-    steps = await cancel_at_every_step(partial(whole_life, config), check, counts=counts)
+    life = partial(whole_life, config)
+    steps = await cancel_at_every_step(life, check, counts=counts, most=most)
     print(executor, counts.__name__, steps, "steps")

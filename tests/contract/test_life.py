@@ -176,11 +176,16 @@ async def test_an_executor_of_somebody_elses(monkeypatch: pytest.MonkeyPatch) ->
             await start(synthetic(wrong))
 
 
-@pytest.mark.parametrize("error", [KeyError("mine"), SystemExit(3)])
-async def test_an_exception_of_the_body_leaves_as_it_is(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("executor", "error"),
+    [("uni", KeyError("mine")), ("uni", SystemExit(3)), ("mp", KeyError("mine"))],
+)
+async def test_an_exception_of_the_body_leaves_as_it_is(
+    executor: str, error: BaseException
+) -> None:
     async with nothing_left():
         with pytest.raises(type(error)) as caught:
-            async with open_engine(synthetic("uni")):
+            async with open_engine(synthetic(executor)):
                 raise error
         assert caught.value is error
         assert caught.value.__context__ is None
@@ -194,10 +199,11 @@ async def test_a_group_of_the_body_leaves_as_it_is() -> None:
                 raise ExceptionGroup("of the body", [error])
 
 
-async def test_cancelling_around_the_block_cancels_and_no_more() -> None:
+@pytest.mark.parametrize("executor", BOTH)
+async def test_cancelling_around_the_block_cancels_and_no_more(executor: str) -> None:
     async with nothing_left():
         with trio.CancelScope() as scope:
-            async with open_engine(synthetic("uni")) as engine, trio.open_nursery() as nursery:
+            async with open_engine(synthetic(executor)) as engine, trio.open_nursery() as nursery:
                 nursery.start_soon(partial(engine.generate, "a", num_inference_steps=LONG))
                 scope.cancel()
         assert scope.cancelled_caught

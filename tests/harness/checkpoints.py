@@ -112,6 +112,7 @@ async def cancel_at_every_step(
     *,
     counts: Counts,
     on_cancel: Callable[[], None] = lambda: None,
+    most: int | None = None,
 ) -> int:
     """Cancel a scenario after its first step, after its second, and so on, until it ends before.
 
@@ -119,11 +120,14 @@ async def cancel_at_every_step(
       scenario: what is run anew for each step.
       check: what must hold after each run, the cancelled ones and the whole one.
       counts, on_cancel: see `cancel_at_step`.
+      most: stop after so many steps, where each one more takes long.
 
     Returns:
       How many runs were cancelled.
     """
     for step in itertools.count(1):
+        if step - 1 == most:
+            return most
         fired = await cancel_at_step(step, scenario, counts=counts, on_cancel=on_cancel)
         try:
             await check()
