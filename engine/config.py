@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from ..ipc_ext.messages import CALL_LIMIT
 from .errors import ConfigError
 from .strict import Strict, choice, flag, number, option, table, text, whole
 
@@ -30,9 +31,11 @@ def _plain_table(value: Any) -> Any:
     """Accept a table that can be sent to a worker."""
     copy = table()(value)
     try:
-        msgspec.msgpack.encode(copy)
+        size = len(msgspec.msgpack.encode(copy))
     except (TypeError, OverflowError, UnicodeEncodeError):
         raise ValueError("a table of numbers, strings, lists and tables") from None
+    if size > CALL_LIMIT:
+        raise ValueError(f"a table of at most {CALL_LIMIT} bytes when encoded")
     return copy
 
 

@@ -27,9 +27,10 @@ class Signal:
         Returns:
           Whether it was set; False if the deadline came first.
         """
+        event = self._event
         with trio.move_on_at(deadline):
-            await self._event.wait()
-        seen = self._event.is_set()
-        if seen:
+            await event.wait()
+        seen = event.is_set()
+        if seen and self._event is event:
             self._event = trio.Event()
         return seen

@@ -70,7 +70,8 @@ class MultiprocDiffusionExecutor(RingExecutor):
             fds = (link.segment.fd, self._doorbell, theirs.fileno())
             try:
                 process = await trio.lowlevel.open_process(
-                    [sys.executable, "-m", "sidestream.workers", *map(str, fds)],
+                    [sys.executable, "-P", "-m", "sidestream.workers", *map(str, fds)],
+                    env=os.environ | {"PYTHONPATH": _import_path()},
                     pass_fds=fds,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -154,6 +155,11 @@ class MultiprocDiffusionExecutor(RingExecutor):
                 worker.kill()
         for worker in self._workers:
             await worker.gone.wait()
+
+
+def _import_path() -> str:
+    """Let a worker import what this process can, a script's neighbours among it."""
+    return os.pathsep.join(path or os.getcwd() for path in sys.path)
 
 
 def _signal_name(number: int) -> str:

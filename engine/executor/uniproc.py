@@ -28,19 +28,42 @@ messages wait for 5 ms."""
 logger = logging.getLogger("sidestream.worker")
 
 
+class _SwitchInterval:
+    """The process's one switch interval, low while any executor wants it so."""
+
+    def __init__(self) -> None:
+        self._wanted = 0
+        self._usual = 0.0
+
+    def lower(self) -> None:
+        """Lower it, unless it is low already."""
+        if not self._wanted:
+            self._usual = sys.getswitchinterval()
+            sys.setswitchinterval(min(self._usual, SWITCH_INTERVAL_S))
+        self._wanted += 1
+
+    def restore(self) -> None:
+        """Take one `lower` back; the last one restores what was before the first."""
+        self._wanted -= 1
+        if not self._wanted:
+            sys.setswitchinterval(self._usual)
+
+
+_switch_interval = _SwitchInterval()
+
+
 class UniProcDiffusionExecutor(RingExecutor):
     """Runs one worker on a thread."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._thread_ended = trio.Event()
-        self._switch_interval = sys.getswitchinterval()
 
     def _heartbeat_age(self, link: WorkerLink) -> float:
         return math.inf if self._thread_ended.is_set() else 0.0  # it lives as this process does
 
     async def _launch(self, link: WorkerLink, services: trio.Nursery) -> None:
-        sys.setswitchinterval(min(self._switch_interval, SWITCH_INTERVAL_S))
+        _switch_interval.lower()
         services.start_soon(self._supervise, link)
 
     @trio.lowlevel.enable_ki_protection
@@ -59,9 +82,9 @@ class UniProcDiffusionExecutor(RingExecutor):
         self._lost(link, WorkerDiedError(link.index, what, None, text))
 
     async def _end(self, grace: float) -> None:
-        sys.setswitchinterval(self._switch_interval)
         if not self.links:
             return
+        _switch_interval.restore()
         with trio.move_on_after(grace):
             await self._thread_ended.wait()
         if grace and not self._thread_ended.is_set():  # else it was told not to wait
