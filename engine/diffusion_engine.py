@@ -4,6 +4,7 @@ executor."""
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -211,7 +212,7 @@ class DiffusionEngine:
         steps = {"num_inference_steps": 1} if "num_inference_steps" in accepted else {}
         prompt = "warm-up" if "prompt" in accepted else None
         required = set(self._capabilities["required"]) - {"prompt"}
-        if required:  # an image-to-image pipeline, say: nobody can guess its inputs
+        if required or self._capabilities["from_image"]:  # nobody can guess such inputs
             return
         async with AsyncExitStack() as streams:
             begun = []
@@ -245,6 +246,7 @@ class DiffusionEngine:
         try:
             await loop()
         except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # else the cause keeps the rings mapped
             self._die(error)
 
     def _die(self, cause: BaseException) -> None:

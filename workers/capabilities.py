@@ -1,6 +1,7 @@
 """What a pipeline can be asked for, found out from its signature."""
 
 import inspect
+import itertools
 from typing import Any
 
 from .lanes.view import is_scheduler
@@ -21,7 +22,8 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         `pipeline` (class name), `arguments` (names, in order), `required` (names), `defaults` (name
         to value), `accepts_any` (takes further keywords), `height` and `width` (pixels or None),
         `media` ("image", "video" or "audio"), `num_outputs` (the argument that says how many, or
-        None), `has_scheduler`.
+        None), `has_scheduler`, `from_image` (it starts from an image; its signature need not say
+        so: diffusers gives the argument a default and refuses it later).
     """
     parameters = _parameters(pipeline)
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -40,6 +42,7 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         "media": _media(pipeline, names),
         "num_outputs": next((name for name in _OUTPUT_COUNTS if name in names), None),
         "has_scheduler": is_scheduler(getattr(pipeline, "scheduler", None)),
+        "from_image": "image" in itertools.takewhile(_is_no_sampling_argument, names),
     }
 
 
@@ -47,6 +50,11 @@ def _parameters(pipeline: Any) -> list[inspect.Parameter]:
     call = pipeline if inspect.isroutine(pipeline) else type(pipeline).__call__
     parameters = list(inspect.signature(call).parameters.values())
     return parameters if call is pipeline else parameters[1:]
+
+
+def _is_no_sampling_argument(name: str) -> bool:
+    """Whether an argument is among those before the sampling: what a pipeline works on."""
+    return name not in ("height", "width", "num_inference_steps")
 
 
 def _is_plain(value: Any) -> bool:

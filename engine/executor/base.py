@@ -125,5 +125,7 @@ class DiffusionExecutor(Protocol):
 
 
 Capabilities = Mapping[str, Any]
-CAPABILITIES_NEEDED = frozenset(("pipeline", "arguments", "required", "accepts_any", "num_outputs"))
+CAPABILITIES_NEEDED = frozenset(
+    ("pipeline", "arguments", "required", "accepts_any", "num_outputs", "from_image")
+)
 """What the engine must know of a worker; see `DiffusionModelRunner.capabilities`."""

@@ -94,13 +94,10 @@ class UniProcDiffusionExecutor(RingExecutor):
 
 
 def _run_worker(segment_fd: int, doorbell_fd: int) -> None:
-    from ...workers.worker_proc import (
-        WorkerProc,
-    )  # imports torch, which takes seconds: here, not on the event loop
+    # Here, not on the event loop: it imports torch, which takes seconds.
+    from ...workers.worker_proc import WorkerProc
 
     try:
         WorkerProc.attach(segment_fd, doorbell_fd).run()
-    except Exception:
-        raise
-    except BaseException as error:  # SystemExit, say: it ends a worker, not this program
+    except (SystemExit, KeyboardInterrupt) as error:  # they end a worker, not this program
         raise RuntimeError(f"the worker was ended by {error!r}") from error

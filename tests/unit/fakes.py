@@ -54,6 +54,7 @@ CAPABILITIES: dict[str, Any] = {
     "media": "image",
     "num_outputs": "num_images_per_prompt",
     "has_scheduler": False,
+    "from_image": False,
 }
 """As `DiffusionModelRunner.capabilities` tells them."""
 

@@ -136,6 +136,7 @@ def test_capabilities_of_a_small_pipeline():
         "media": "image",
         "num_outputs": None,
         "has_scheduler": False,
+        "from_image": True,
     }
 
 
