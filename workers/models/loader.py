@@ -18,7 +18,14 @@ import torch
 from . import shapes, synthetic
 from .options import model_dtype, parse_options, unknown_name
 
-BUILT_IN = ("shapes", "synthetic", "random")
+FORMS = (
+    "a directory in diffusers' layout",
+    "a hub id owner/name",
+    "package.module:name",
+    "random:<family>",
+    "shapes",
+    "synthetic",
+)
 _IMPORT_PATH = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -112,7 +119,7 @@ def load_pipeline(
         return _settle(_call_factory(model, options, device, dtype), device, wanted)
     if (model and Path(model).is_dir()) or _HUB_ID.fullmatch(model):
         return _settle(_from_pretrained(model, options, weights), device)
-    raise unknown_name("model", model, [*BUILT_IN, "random:<family>", "package.module:name"])
+    raise unknown_name("model", model, FORMS)
 
 
 def _from_pretrained(model: str, options: Mapping[str, Any], dtype: torch.dtype) -> Any:
