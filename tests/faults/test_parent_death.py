@@ -31,9 +31,9 @@ async def test_the_worker_goes_too(moment: str, number: signal.Signals) -> None:
             launched = await program.read_until("launched")
             pid = int(launched.split()[1])
             worker = os.pidfd_open(pid)
+            assert {program.process.pid, pid} == {one.pid for one in program.relatives()}
             if moment != "launched":
                 await program.read_until(moment)
-            assert {program.process.pid, pid} == {one.pid for one in program.relatives()}
             killed = trio.current_time()
             program.process.send_signal(number)
             assert await program.process.wait() == -number
