@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
 import trio
 
-from sidestream.engine import DiffusionEngine, EngineClosedError, EngineConfig, Started, open_engine
+from sidestream.engine import (
+    DiffusionEngine,
+    EngineClosedError,
+    EngineConfig,
+    Started,
+    generate,
+    open_engine,
+)
 
 from ..harness.checkpoints import Counts, cancel_at_every_step, own, whole_run
-from ..harness.engines import LONG, synthetic, until
+from ..harness.engines import LONG, synthetic, until, values_of
 from ..harness.surroundings import assert_same, settled, survey
 
 
@@ -18,6 +26,12 @@ async def whole_life(config: EngineConfig) -> None:
     """Start, and stop while a request runs."""
     async with trio.open_nursery() as callers, open_engine(config) as engine:
         await callers.start(unfinished, engine)
+
+
+async def one_call(config: EngineConfig) -> None:
+    """Run several prompts with an engine of their own."""
+    results = await generate(config, ["a", "b", "c"], seed=5, output_type="raw")
+    assert [values_of(result) for result in results] == [[5]] * 3
 
 
 async def unfinished(engine: DiffusionEngine, task_status: trio.TaskStatus[None]) -> None:
@@ -33,14 +47,22 @@ LAUNCH = 13
 
 
 @pytest.mark.parametrize(
-    ("executor", "counts", "most"),
-    [("uni", whole_run, None), ("mp", own, None), ("mp", whole_run, LAUNCH)],
+    ("scenario", "executor", "counts", "most"),
+    [
+        (whole_life, "uni", whole_run, None),
+        (one_call, "uni", whole_run, None),
+        (whole_life, "mp", own, None),
+        (whole_life, "mp", whole_run, LAUNCH),
+    ],
 )
 async def test_whatever_step_an_engine_is_cancelled_at_nothing_is_left(
-    executor: str, counts: Counts, most: int | None
+    scenario: Callable[[EngineConfig], Awaitable[None]],
+    executor: str,
+    counts: Counts,
+    most: int | None,
 ) -> None:
     config = synthetic(executor)  # which starts with a warm-up request
-    await whole_life(config)  # brings threads and imports
+    await scenario(config)  # brings threads and imports
     before = survey()
 
     async def check() -> None:
@@ -48,6 +70,6 @@ async def test_whatever_step_an_engine_is_cancelled_at_nothing_is_left(
             await settled(lambda: survey() == before)
         assert_same(before)
 
-    life = partial(whole_life, config)
-    steps = await cancel_at_every_step(life, check, counts=counts, most=most)
-    print(executor, counts.__name__, steps, "steps")
+    run = partial(scenario, config)
+    steps = await cancel_at_every_step(run, check, counts=counts, most=most)
+    print(scenario.__name__, executor, counts.__name__, steps, "steps")

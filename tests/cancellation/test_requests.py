@@ -46,14 +46,20 @@ async def generate_held(engine: DiffusionEngine, gate: OutputGate) -> None:
         gate.open()
 
 
-async def encode(engine: DiffusionEngine, gate: OutputGate) -> None:
-    await engine.generate("a", seed=5, output_type="png")
+async def generate_bytes(engine: DiffusionEngine, gate: OutputGate) -> None:
+    """The output is converted, by a thread."""
+    await engine.generate("a", seed=5, output_type="uint8")
 
 
 async def stream(engine: DiffusionEngine, gate: OutputGate) -> None:
     async with engine.stream("a", num_inference_steps=3, output_type="raw") as events:
         async for _ in events:
             pass
+
+
+async def call_workers(engine: DiffusionEngine, gate: OutputGate) -> None:
+    [statistics] = await engine.collective_rpc("runner_statistics")
+    assert statistics
 
 
 async def wave_of_four(engine: DiffusionEngine, gate: OutputGate) -> None:
@@ -132,9 +138,10 @@ SCENARIOS: dict[Scenario, set[str]] = {
     generate_large: {"waiting", "running"},
     generate_from_picture: {"waiting", "running"},
     generate_held: {"waiting", "running", "pending_outputs"},
-    encode: {"waiting", "running"},
+    generate_bytes: {"waiting", "running"},
     stream: {"waiting", "running"},
     wave_of_four: {"waiting", "running"},
+    call_workers: set(),
     abort_queued: {"waiting", "running"},
     abort_running: {"waiting", "running", "aborting"},
     abort_output: {"waiting", "running", "pending_outputs", "aborting"},
@@ -145,13 +152,14 @@ SCENARIOS: dict[Scenario, set[str]] = {
 @pytest.mark.parametrize("executor", ["uni", "mp"])
 async def test_whatever_step_a_request_is_cancelled_at_nothing_is_left(executor: str) -> None:
     async with gated_engine(executor) as (engine, gate):
-        await engine.generate("a", seed=1, output_type="png")  # brings threads and imports
+        await engine.generate("a", seed=1, output_type="uint8")  # brings threads and imports
         await assert_idle(engine)
         before = survey()
 
         async def check() -> None:
             await assert_idle(engine)
             assert gate.links[0].segment.inputs.used_bytes == 0
+            assert not gate.calls
             assert_same(before)
             result = await engine.generate("a", seed=77, output_type="raw")
             assert values_of(result) == [77]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 from functools import partial
 from typing import Any
 
@@ -11,8 +13,10 @@ import trio
 
 from sidestream.engine import (
     ConfigError,
+    DiffusionEngine,
     EngineClosedError,
     EngineConfig,
+    ExecutionError,
     Started,
     StartupError,
     generate,
@@ -124,6 +128,36 @@ async def test_closing_is_idempotent_and_final(executor: str) -> None:
             await engine.generate("a")
 
 
+async def test_a_worker_that_does_not_stop_is_killed() -> None:
+    async with nothing_left(), open_engine(synthetic("mp", shutdown_grace=0.1)) as engine:
+        [worker] = engine.statistics().workers
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGSTOP)
+
+
+async def test_a_thread_that_does_not_stop_is_left_behind_and_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    offer_pipelines(monkeypatch)
+    troubled = importlib.import_module("troubled")
+    troubled.GO.clear()
+    troubled.INSIDE.clear()
+    options = {"error": "block", "when": "block"}
+    config = synthetic("uni", model="troubled:TroubledPipeline", model_options=options)
+    async with nothing_left(at_once=False), trio.open_nursery() as callers:
+        with trio.fail_after(PATIENCE):
+            async with open_engine(config, shutdown_grace=0.1) as engine:
+                callers.start_soon(_expect_closed, engine, "block")
+                await trio.to_thread.run_sync(troubled.INSIDE.wait)
+        assert "has not stopped within 0.1 s and is left behind" in caplog.text
+        troubled.GO.set()
+
+
+async def _expect_closed(engine: DiffusionEngine, prompt: str) -> None:
+    with pytest.raises(EngineClosedError):
+        await engine.generate(prompt)
+
+
 async def test_several_engines_in_one_run() -> None:
     async with (
         nothing_left(),
@@ -210,7 +244,7 @@ async def test_cancelling_around_the_block_cancels_and_no_more(executor: str) ->
 
 
 async def test_a_run_in_one_call_that_fails_ends_with_its_error() -> None:
-    config = synthetic("uni", options={"fail_at_step": 0})
+    config = synthetic("uni", options={"fail_at_step": 0}, max_num_seqs=3)
     async with nothing_left():
-        with pytest.raises(Exception, match="synthetic failure"):
+        with pytest.raises(ExecutionError, match="synthetic failure"):
             await generate(config, ["a", "fail", "b"], num_inference_steps=LONG)

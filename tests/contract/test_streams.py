@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 
 from sidestream.engine import (
     Completed,
@@ -24,7 +25,7 @@ from sidestream.engine import (
 
 from ..harness.engines import LONG, synthetic, until, values_of
 from ..harness.gates import OutputGate, gated
-from ..harness.surroundings import assert_idle
+from ..harness.surroundings import assert_idle, settled
 
 
 @asynccontextmanager
@@ -179,6 +180,51 @@ async def test_a_full_queue_refuses_and_an_id_is_taken_while_its_request_lives(
                 await engine.generate("a", request_id="busy")
         await engine.wait_idle()
         await engine.generate("a", request_id="busy")
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+async def test_outputs_that_pile_up_hold_the_next_forwards_back(executor: str) -> None:
+    gate = OutputGate()
+    config = synthetic(
+        gated(executor, gate), dispatch_depth=1, max_pending_outputs=2, max_queued_requests=6
+    )
+    async with open_engine(config) as engine:
+        gate.shut()
+        async with trio.open_nursery() as nursery:
+            for seed in range(2):
+                nursery.start_soon(_expect_seed, engine, seed)
+            await settled(lambda: engine.statistics().pending_outputs == 2)
+            for seed in range(2, 8):
+                nursery.start_soon(_expect_seed, engine, seed)
+            await trio.testing.wait_all_tasks_blocked()
+            statistics = engine.statistics()
+            assert (statistics.pending_outputs, statistics.running) == (2, 0)
+            assert statistics.waiting == 6
+            with pytest.raises(EngineBusyError):
+                await engine.generate("a")
+            gate.open()
+        await assert_idle(engine)
+
+
+async def _expect_seed(engine: DiffusionEngine, seed: int) -> None:
+    assert values_of(await engine.generate("a", seed=seed, output_type="raw")) == [seed]
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+async def test_progress_is_dropped_before_it_fills_the_ring(executor: str) -> None:
+    """The event loop stands still while the worker takes its steps."""
+    gate = OutputGate()
+    config = synthetic(gated(executor, gate), options={"forward_ms": 0})
+    async with open_engine(config) as engine:
+        results = gate.links[0].segment.results
+        async with engine.stream(
+            "a", seed=3, num_inference_steps=LONG, output_type="raw"
+        ) as events:
+            await until(events, Started)
+            while 2 * results.used_bytes < results.capacity - 1024:
+                pass
+            await until(events, Progress)
+            assert values_of(await events.result()) == [3]
 
 
 @pytest.mark.parametrize("executor", ["uni", "mp"])

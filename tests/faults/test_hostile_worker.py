@@ -99,7 +99,8 @@ class FakeWorker(threading.Thread):
         """Put a piece of a tensor of 16 bytes into the ring."""
         handle = self.segment.outputs.reserve_wait(nbytes)
         self.segment.outputs.commit(handle)
-        return TensorPiece("images", **({"descriptor": FLOATS, "handle": handle} | fields))
+        described: dict[str, Any] = {"descriptor": FLOATS, "handle": handle}
+        return TensorPiece("images", **(described | fields))
 
 
 def _greeting() -> bytes:
@@ -153,8 +154,8 @@ def unknown_kind(worker: FakeWorker, request: NewRequestData) -> None:
 
 
 def impossible_tensor(worker: FakeWorker, request: NewRequestData) -> None:
-    piece = {"name": "images", "descriptor": {"dtype": "float32", "shape": [1 << 60]}}
-    piece["handle"] = [0, 1, 16]
+    descriptor = {"dtype": "float32", "shape": [1 << 60]}
+    piece = {"name": "images", "descriptor": descriptor, "handle": [0, 1, 16]}
     message = {
         "kind": "output_ready",
         "async_output_id": request.async_output_id,

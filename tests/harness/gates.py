@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -15,7 +16,13 @@ Drain = Callable[[], list[AsyncDiffusionOutput]]
 
 
 class OutputGate:
-    """Holds OUTPUT_READY messages back while it is shut; all else passes, in order."""
+    """Holds OUTPUT_READY messages back while it is shut; all else passes, in order.
+
+    Attributes:
+      in_flight: set when, since it was shut, the engine has learned of the end of a forward whose
+        output is held.
+      links, calls: the executor's own, to look at.
+    """
 
     def __init__(self) -> None:
         self._shut = False
@@ -23,11 +30,11 @@ class OutputGate:
         self._computed = False
         self._wake: Callable[[], None] = lambda: None
         self.links: list[WorkerLink] = []
+        self.calls: Mapping[object, object] = {}
         self.in_flight = trio.Event()
 
     def shut(self) -> None:
-        """Hold back from now on; `in_flight` is set when the engine knows that a forward is over
-        and its output is held."""
+        """Hold back from now on."""
         self._shut = True
         self._computed = False
         self.in_flight = trio.Event()
@@ -54,10 +61,12 @@ class OutputGate:
 def gated(executor: str, gate: OutputGate) -> type:
     """Make a class of an executor, "uni" or "mp", with a gate."""
 
-    class Gated(BUILT_IN[executor]):  # type: ignore[misc]
+    base: Any = BUILT_IN[executor]
+
+    class Gated(base):  # type: ignore[misc]
         async def _launch(self, link: WorkerLink, services: trio.Nursery) -> None:
             gate._wake = self._ring
-            gate.links = self.links
+            gate.links, gate.calls = self.links, self._calls
             link.drain = partial(gate.pass_through, link.drain)  # type: ignore[method-assign]
             await super()._launch(link, services)
 

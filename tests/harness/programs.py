@@ -64,7 +64,7 @@ class Program:
 
     def _is_relative(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get(_MARK) == self._mark
+            return bool(process.environ().get(_MARK) == self._mark)
         except psutil.Error:  # somebody else's, a zombie, or gone meanwhile
             return False
 

@@ -6,6 +6,7 @@ It ends by itself only when its standard input does.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import trio
 
@@ -18,7 +19,10 @@ def tell(*words: object) -> None:
     print(*words, flush=True)
 
 
-class Telling(BUILT_IN[sys.argv[1]]):  # type: ignore[misc]
+Base: Any = BUILT_IN[sys.argv[1]]
+
+
+class Telling(Base):  # type: ignore[misc]
     """Tells when a worker is launched, and its pid."""
 
     async def _launch(self, link: WorkerLink, services: trio.Nursery) -> None:

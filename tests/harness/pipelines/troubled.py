@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 
-GO = threading.Event()
-"""Ends `blocks`, where the test and the model share a process."""
+INSIDE, GO = threading.Event(), threading.Event()
+"""Set by `blocks`, and what ends it, where the test and the model share a process."""
 
 
 def raises() -> None:
@@ -27,6 +27,7 @@ def leaves() -> None:
 
 
 def blocks() -> None:
+    INSIDE.set()
     GO.wait()
     raise LookupError("too late")
 
@@ -50,6 +51,8 @@ class TroubledPipeline:
         if self._when in prompt:
             if self._error == "exit":
                 exits()
+            if self._error == "block":
+                blocks()
             kind, message = ERRORS[self._error]
             raise kind(message)
         return (torch.zeros(1, 3, 8, 8),)
