@@ -5,7 +5,7 @@
 All transports take turns in one run, between this process and one spawned for each measurement:
 
 * one_way: many messages of 200 bytes; from the first send until the answer that all have come
-  (one_way_back: from worker to engine, which sidestream does differently);
+  (one_way_back: from the child to here, which for sidestream is from worker to engine);
 * structured: the same with messages that are encoded and decoded (msgspec; the queues pickle);
 * round_trip: one message at a time, there and back;
 * payload: one 12.6 MB float32 array (1x3x1024x1024) at a time; from the start of the producer's
@@ -37,7 +37,6 @@ from ipc_transports import (
     SPAWN,
     NewSharedMemory,
     Sidestream,
-    SidestreamMany,
     Transport,
 )
 
@@ -148,36 +147,53 @@ def payload(end: Transport, count: int) -> float:
 Part = Callable[[Transport, int], float]
 PARTS: dict[Part, Callable[[Transport, int], None]] = {
     one_way: receive_raw,
-    structured: receive_structured,
     one_way_back: send_back,
+    structured: receive_structured,
     round_trip: echo,
     payload: read_arrays,
 }
 
 
-def measure(kind: type[Transport], part: Part, count: int, repeats: int) -> float:
-    """Return the best of several measurements in seconds; the first one warms up."""
-    end = kind()
-    counts = [count] * (1 + repeats)
-    process = SPAWN.Process(target=child, args=(end.for_child(), PARTS[part], counts))
-    process.start()
-    end.receive()
-    seconds = [part(end, count) for count in counts]
-    process.join()
-    end.close()
-    return min(seconds[1:])
+class Pair:
+    """One transport between this process and a child, for one kind of measurement."""
+
+    def __init__(self, kind: type[Transport], part: Part, counts: list[int]) -> None:
+        self.kind = kind
+        self.times: list[float] = []
+        self._part = part
+        self._counts = iter(counts)
+        self._end = kind()
+        arguments = (self._end.for_child(), PARTS[part], counts)
+        self._process = SPAWN.Process(target=child, args=arguments)
+        self._process.start()
+        self._end.receive()
+
+    def measure(self) -> None:
+        """Measure once more, as often as there are counts."""
+        self.times.append(self._part(self._end, next(self._counts)))
+
+    def close(self) -> None:
+        """Wait for the child, which has done all it was to do."""
+        self._process.join()
+        self._end.close()
 
 
 def compare(quick: bool) -> Results:
-    """Measure everything."""
-    counts = {"round_trip": 1_000, "payload": 5}
+    """Measure everything, the transports in turn, so that a busy moment falls on all of them."""
+    lengths = {"round_trip": 1_000, "payload": 5}
     repeats = 5 if quick else 25
     results: Results = {kind.name: {} for kind in (*OURS, *OTHERS)}
     for part in PARTS:
-        for kind in (*OURS, *OTHERS):
-            if part.__name__ in kind.measured:
-                seconds = measure(kind, part, counts.get(part.__name__, 50_000), repeats)
-                results[kind.name][part.__name__] = seconds
+        title = part.__name__
+        counts = [lengths.get(title, 50_000)] * (1 + repeats)
+        kinds = [kind for kind in (*OURS, *OTHERS) if title in kind.measured]
+        pairs = [Pair(kind, part, counts) for kind in kinds]
+        for _ in counts:
+            for pair in pairs:
+                pair.measure()
+        for pair in pairs:
+            pair.close()
+            results[pair.kind.name][title] = min(pair.times[1:])  # the first one warms up
     return results
 
 
@@ -187,17 +203,15 @@ def ratios(results: Results) -> dict[str, float]:
     def best(part: str) -> float:
         return min(results[kind.name].get(part, math.inf) for kind in OTHERS)
 
-    one, many = results[Sidestream.name], results[SidestreamMany.name]
+    ours = results[Sidestream.name]
     new_segment = results[NewSharedMemory.name]["payload"]
     return {
-        "one way, push": best("one_way") / one["one_way"],
-        "one way, push_many": best("one_way") / many["one_way"],
-        "worker to engine, push": best("one_way") / one["one_way_back"],
-        "worker to engine, push_many": best("one_way") / many["one_way_back"],
-        "structured, push": best("structured") / one["structured"],
-        "round trip": best("round_trip") / one["round_trip"],
-        "payload, over a new SharedMemory": new_segment / one["payload"],
-        "payload, over the best": best("payload") / one["payload"],
+        "one way": best("one_way") / ours["one_way"],
+        "one way back": best("one_way_back") / ours["one_way_back"],
+        "structured": best("structured") / ours["structured"],
+        "round trip": best("round_trip") / ours["round_trip"],
+        "payload, over a new SharedMemory": new_segment / ours["payload"],
+        "payload, over the best": best("payload") / ours["payload"],
     }
 
 

@@ -12,7 +12,6 @@ import select
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
 from multiprocessing.reduction import DupFd
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, ClassVar
@@ -49,7 +48,13 @@ class Transport:
 
     name: ClassVar[str]
     carries: ClassVar[str]
-    measured: ClassVar[set[str]] = {"one_way", "structured", "round_trip", "payload"}
+    measured: ClassVar[set[str]] = {
+        "one_way",
+        "one_way_back",
+        "structured",
+        "round_trip",
+        "payload",
+    }
     send: Callable[[Any], Any]
     receive: Callable[[], Any]
     encode: Callable[[Any], Any] = staticmethod(msgspec.msgpack.Encoder().encode)
@@ -261,7 +266,6 @@ class Sidestream(Transport):
 
     name = "sidestream"
     carries = "bytes; arrays through the payload ring"
-    measured: ClassVar[set[str]] = {*Transport.measured, "one_way_back"}
 
     def __init__(self, segment: Segment | None = None) -> None:
         self._engine = segment is None
@@ -333,21 +337,6 @@ class Sidestream(Transport):
         self._segment.close()
 
 
-class SidestreamMany(Sidestream):
-    """The same for who has many messages at once."""
-
-    name = "sidestream, push_many"
-    carries = "64 at a time"
-    measured: ClassVar[set[str]] = {"one_way", "structured", "one_way_back"}
-
-    def send_all(self, frames: Iterable[bytes]) -> None:
-        rest = iter(frames)
-        while batch := list(islice(rest, 64)):
-            pushed = self._out.push_many(batch)
-            for frame in batch[pushed:]:  # the ring is full
-                self.send(frame)
-
-
 class SidestreamTrio(Sidestream):
     """The same with an engine that sleeps in Trio, as it does in real life."""
 
@@ -366,5 +355,5 @@ class SidestreamTrio(Sidestream):
                     await doorbell.wait(self._segment)
 
 
-OURS = (Sidestream, SidestreamMany, SidestreamTrio)
+OURS = (Sidestream, SidestreamTrio)
 OTHERS = (Zmq, Queue, Pipe, TorchQueue, NewSharedMemory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -53,23 +52,6 @@ class EnvelopeRing:
         if status < 0:
             raise self._failure(status, frame)
         return status > 0
-
-    def push_many(self, frames: Sequence[bytes]) -> int:
-        """Append frames in order, in one C call and with one wake-up.
-
-        Returns:
-            How many of them, from the first on, were appended: there was no room for the next.
-
-        Raises:
-            FrameTooLarge: The first frame does not even fit into an empty ring.
-            RingShutDown: The segment is closed.
-            CorruptSegment: The peer's cursor is impossible.
-        """
-        lengths = list(map(len, frames))
-        status = lib.ss_envelope_push_many(self._ring, b"".join(frames), lengths, len(lengths))
-        if status < 0:
-            raise self._failure(status, frames[0])
-        return status
 
     def push_wait(self, frame: bytes, timeout: float | None = None) -> None:
         """Append one frame, and block the thread until there is room for it (worker side).

@@ -58,8 +58,6 @@ void ss_control_drop(ss_control *control);
 
 /* Envelope ring. Timeouts are nanoseconds of one bounded wait, which a signal may cut short. */
 int ss_envelope_push(ss_envelope_ring *ring, const char *frame, size_t length);
-int ss_envelope_push_many(ss_envelope_ring *ring, const char *frames, const uint64_t *lengths,
-                          int count);
 int ss_envelope_push_wait(ss_envelope_ring *ring, const char *frame, size_t length,
                           int64_t timeout);
 int ss_envelope_drain(ss_envelope_ring *ring, char *out, uint32_t *ends, int limit);

@@ -87,52 +87,28 @@ static int has_room(ss_envelope_ring *ring, uint64_t need)
     return ring->capacity - (ring->head - tail) >= need;
 }
 
-/* Writes a frame that the consumer does not see yet. */
-static int put(ss_envelope_ring *ring, const char *frame, uint64_t length)
+static int push_locked(ss_envelope_ring *ring, const char *frame, uint64_t length)
 {
-    if (length > ring->capacity - LENGTH_BYTES) return SS_TOO_LARGE;
     uint64_t need = frame_bytes(length);
     int status = has_room(ring, need);
     if (status != SS_TRUE) return status;
-    /* Relaxed: the store of head in publish() makes it visible. */
+    /* Relaxed: the store of head below publishes it. */
     atomic_store_explicit(length_at(ring, ring->head), length, memory_order_relaxed);
     copy_in(ring, ring->head + LENGTH_BYTES, frame, length);
     ring->head += need;
-    return SS_TRUE;
-}
-
-static void publish(ss_envelope_ring *ring)
-{
     atomic_store_explicit(&ring->shared->head, ring->head, memory_order_seq_cst);
+    return SS_TRUE;
 }
 
 int ss_envelope_push(ss_envelope_ring *ring, const char *frame, size_t length)
 {
     if (ring == NULL) return SS_SHUT;
+    if (length > ring->capacity - LENGTH_BYTES) return SS_TOO_LARGE;
     pthread_mutex_lock(&ring->lock);
-    int status = put(ring, frame, length);
-    if (status == SS_TRUE) publish(ring);
+    int status = push_locked(ring, frame, length);
     pthread_mutex_unlock(&ring->lock);
     if (status == SS_TRUE) ss_bell_notify(&ring->data);
     return status;
-}
-
-/* Pushes frames that lie end to end, as many of the first ones as there is room for, and shows them
- * and rings once. Returns how many, or the status of the first one if that is an error. */
-int ss_envelope_push_many(ss_envelope_ring *ring, const char *frames, const uint64_t *lengths,
-                          int count)
-{
-    if (ring == NULL) return SS_SHUT;
-    int pushed = 0, status = SS_TRUE;
-    pthread_mutex_lock(&ring->lock);
-    while (pushed < count && (status = put(ring, frames, lengths[pushed])) == SS_TRUE) {
-        frames += lengths[pushed++];
-    }
-    if (pushed) publish(ring);
-    pthread_mutex_unlock(&ring->lock);
-    if (pushed == 0) return status < 0 ? status : 0;
-    ss_bell_notify(&ring->data);
-    return pushed;
 }
 
 /* The flag is not taken back once there is room: another thread of ours may sleep on it. */

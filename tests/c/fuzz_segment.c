@@ -70,12 +70,11 @@ static void attack_envelopes(input in)
     ss_envelope_ring ring = {.shut = &shut, .data = {.eventfd = -1}, .space = {.eventfd = -1}};
     ss_envelope_open(&ring, memory, ENVELOPES);
     while (in.at < in.end) {
-        switch (number(&in, 1) % 6) {
+        switch (number(&in, 1) % 5) {
         case 0: poke(&in, memory, bytes); break;
         case 1: check_drained(out, ends, ss_envelope_drain(&ring, out, ends, LIMIT)); break;
         case 2: ss_envelope_push(&ring, frame, number(&in, 1)); break;
         case 3: ss_envelope_wait(&ring, 1, 0); break;
-        case 5: ss_envelope_push_many(&ring, frame, (uint64_t[]){100, 156}, 2); break;
         default: CHECK(ss_envelope_used(&ring) <= ENVELOPES);
         }
     }

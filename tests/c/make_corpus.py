@@ -54,7 +54,7 @@ HEADERS = {
 
 # -- an envelope ring: word 0 is the head, word 8 the tail, data begins at word 32
 
-DRAIN, WAIT, USED, PUSH_TWO = b"\1", b"\3", b"\4", b"\5"
+DRAIN, WAIT, USED = b"\1", b"\3", b"\4"
 
 
 def poke(word: int, value: int) -> bytes:
@@ -70,7 +70,6 @@ def push(length: int) -> bytes:
 ENVELOPE_RINGS = {
     "honest": (push(10) + push(0) + DRAIN + WAIT + USED) * 20,
     "full": push(100) * 3 + USED + DRAIN + push(200) + push(255) + DRAIN,
-    "two-at-once": (PUSH_TWO + DRAIN) * 10 + poke(8, LARGEST) + PUSH_TWO * 2,
     "length-beyond-frame": push(8) + poke(32, 9) + DRAIN,
     "length-of-the-ring": push(8) + poke(32, 256) + DRAIN,
     "length-wraps-32-bits": push(8) + poke(32, (1 << 32) + 8) + DRAIN,

@@ -58,19 +58,10 @@ class AgainstModel(RuleBasedStateMachine):
         if fits:
             self.model.append(frame)
 
-    @rule(frames=st.lists(st.binary(max_size=80), max_size=8))
-    def push_many(self, frames: list[bytes]) -> None:
-        pushed = self.worker.results.push_many(frames)
-        self.model.extend(frames[:pushed])
-        assert self.used <= CAPACITY
-        assert pushed == len(frames) or self.used + room_of(frames[pushed]) > CAPACITY
-
     @rule(length=st.integers(CAPACITY - 7, 4 * CAPACITY))
     def push_too_large(self, length: int) -> None:
         with pytest.raises(FrameTooLarge):
             self.worker.results.push(bytes(length))
-        with pytest.raises(FrameTooLarge):
-            self.worker.results.push_many([bytes(length), b""])
 
     @rule(limit=st.integers(1, 300))
     def drain(self, limit: int) -> None:
@@ -137,16 +128,6 @@ def test_many_frames_in_one_drain(engine: Segment, worker: Segment) -> None:
     assert worker.submissions.drain() == frames[3:]
     assert worker.submissions.drain() == []
     assert worker.submissions.drain(0) == []
-
-
-def test_many_pushed_ring_once(engine: Segment, worker: Segment) -> None:
-    assert engine.results.arm()
-    assert worker.results.push_many([]) == 0
-    assert not rung(engine.doorbell)
-    frames = [bytes(1), bytes(2), bytes(CAPACITY)]
-    assert worker.results.push_many(frames) == 2  # the third can never fit
-    assert os.eventfd_read(engine.doorbell) == 1
-    assert engine.results.drain() == frames[:2]
 
 
 def test_space_rings_the_engines_doorbell(engine: Segment, worker: Segment) -> None:
@@ -226,7 +207,7 @@ def test_after_shutdown_only_the_rest_is_drained(engine: Segment, worker: Segmen
 def test_closed_is_shut(engine: Segment) -> None:
     ring = engine.submissions
     engine.close()
-    pushes = (lambda: ring.push(b""), lambda: ring.push_many([b""]), lambda: ring.push_wait(b""))
+    pushes = (lambda: ring.push(b""), lambda: ring.push_wait(b""))
     for use in (ring.drain, ring.arm, ring.arm_space, ring.wait, *pushes):
         with pytest.raises(RingShutDown):
             use()
