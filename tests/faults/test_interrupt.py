@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,19 @@ READY = 4
 NOISE = ("Exception ignored", "Error", "Warning", "Cancelled", "Group", "During handling", "Fatal")
 
 
-def moments() -> list[tuple[str, int]]:
-    """Draw twenty moments: after which line of which program."""
-    chance = random.Random(20)
-    kinds = [(executor, line) for executor in ("mp", "uni") for line in range(1, LINES + 1)]
-    return sorted(chance.sample(kinds, 20))
+def moments(executor: str) -> list[int]:
+    """Draw ten moments: after which line of the program."""
+    return sorted(random.Random(executor).sample(range(1, LINES + 1), 10))
 
 
-@pytest.mark.parametrize(("executor", "line"), moments())
-async def test_ctrl_c(executor: str, line: int) -> None:
-    loading = executor == "uni" and line < READY
+@pytest.mark.parametrize(("mp", "uni"), [*zip(moments("mp"), moments("uni"), strict=True)])
+async def test_ctrl_c(mp: int, uni: int) -> None:
+    """Two programs at a time, since there are two cores."""
     # Python forgets what it was ended by when a thread that imports torch calls back into it.
-    await interrupt(executor, line, statuses=(1,) if loading else ())
+    statuses = (1,) if uni < READY else ()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(interrupt, "mp", mp))
+        nursery.start_soon(partial(interrupt, "uni", uni, statuses=statuses))
 
 
 async def test_ctrl_c_again_while_it_is_closing() -> None:

@@ -81,9 +81,8 @@ async def test_a_tiny_pipeline_gives_what_plain_diffusers_gives(family: str) -> 
     from sidestream.workers.models import load_pipeline
 
     plain = load_pipeline(f"random:{family}", {}, device="cuda", dtype=None)
-    expected = plain(
-        "a cat", generator=torch.Generator("cpu").manual_seed(3), num_inference_steps=3
-    ).images[0]
+    call = plain.sidestream_defaults | {"prompt": "a cat", "num_inference_steps": 3}
+    expected = plain(**call, generator=torch.Generator("cpu").manual_seed(3)).images[0]
     async with open_engine(model=f"random:{family}", device="cuda", executor="mp") as engine:
         result = await engine.generate("a cat", seed=3, num_inference_steps=3)
     assert np.array_equal(np.asarray(expected), np.asarray(result.output))
