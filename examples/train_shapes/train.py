@@ -1,6 +1,6 @@
 """Train the shapes model from nothing: autoencoder, then text encoder, then the denoiser.
 
-python examples/train_shapes/train.py --minutes 8 --out out/shapes
+python examples/train_shapes/train.py --minutes 8 --out out/shapes [--start FOLDER]
 
 Runs on one GPU and stops by the clock, with every learning rate annealed by then. On the CPU it
 only proves that it runs: --minutes 0.5 --scenes 60 --batch 8 --vae-batch 4 --prompts 2.
@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from diffusers import AutoencoderKL, StableDiffusionPipeline
 from evaluate import evaluate, held_out_prompts
 from model import SlotHeads, build, save
 from optimiser import FlatAdamW, Replay
+from safetensors.torch import load_file
 from scenes import CANVASES, SLOT_CLASSES, Painter, Scenes, Size, sample, slot_classes, to, tokens
 from torch import Tensor
 from torch.nn import functional
@@ -39,6 +41,7 @@ SLOT_WEIGHT = 0.03
 HIGH_SHARE, HIGH_FROM = 0.3, 0.7  # extra training near pure noise, where the layout is decided
 ENCODE_BATCH = 512
 SYNCHRONISE = 20  # steps that may wait in the device's queue
+CHECKPOINTS = (0.4, 0.7, 0.9)  # when the denoiser is saved while it is trained
 
 Bank = dict[Size, Scenes]
 
@@ -65,14 +68,24 @@ class Clock:
 
 
 def run(
-    name: str, seconds: float, optimiser: FlatAdamW, replay: Replay, sizes: list[Size], seed: int
+    name: str,
+    seconds: float,
+    optimiser: FlatAdamW,
+    replay: Replay,
+    sizes: list[Size],
+    seed: int,
+    checkpoint: Callable[[], None] = lambda: None,
 ) -> None:
     """Take steps until the time is over, each on a random picture size."""
     rng, clock = random.Random(seed), Clock(name, seconds)
     weights = [CANVASES[size] for size in sizes]
+    due = list(CHECKPOINTS)
     while clock.progress < 1:
         optimiser.schedule(clock.progress)
         clock.tick(replay(rng.choices(sizes, weights)[0]))
+        if due and clock.progress >= due[0]:
+            checkpoint()
+            del due[0]
     print(f"{name} {clock.steps} steps")
 
 
@@ -84,11 +97,11 @@ def some(count: int, batch: int, device: torch.device) -> Tensor:
 def train_vae(vae: AutoencoderKL, bank: Bank, painter: Painter, batch: int, seconds: float) -> None:
     """Train the autoencoder, then make its latents zero-mean, unit-variance by its own weights."""
     device, dtype = vae.device, vae.dtype
-    optimiser = FlatAdamW([vae], rate=1.5e-3, warmup=100, decay=0.998)
+    optimiser = FlatAdamW([vae], rate=1e-3, warmup=200, decay=0.998)
 
     def step(size: Size) -> Tensor:
         pictures, covered = painter.paint(bank[size][some(len(bank[size]), batch, device)])
-        posterior = vae.encode(pictures.to(dtype, memory_format=torch.channels_last)).latent_dist
+        posterior = vae.encode(pictures.to(dtype)).latent_dist
         error = vae.decode(posterior.sample()).sample.float() - pictures
         weight = 1 + THING_WEIGHT * functional.max_pool2d(covered, 5, stride=1, padding=2)
         loss = (weight * (error.abs() + error.square())).mean()
@@ -195,11 +208,12 @@ def train_denoiser(
     latents: dict[Size, Tensor],
     batch: int,
     seconds: float,
+    out: Path,
 ) -> StableDiffusionPipeline:
     """Train text encoder and UNet on the straight flow between pictures and noise.
 
     Returns:
-        A pipeline with the averaged weights, float32.
+        A pipeline with the averaged weights, float32; also saved in `out`, now and then.
     """
     unet, text_encoder = pipeline.unet, pipeline.text_encoder
     device = unet.device
@@ -210,17 +224,22 @@ def train_denoiser(
         clean = latents[size][rows].float()
         noise, level = torch.randn_like(clean), noise_levels(batch, device)
         mixed = torch.lerp(clean, noise, level[:, None, None, None])
-        mixed = mixed.to(unet.dtype, memory_format=torch.channels_last)
+        mixed = mixed.to(unet.dtype)
         text = text_encoder(bank[size].ids[rows])[0]
         flow = unet(mixed, level * 1000, text).sample
         loss = functional.mse_loss(flow.float(), noise - clean)
         optimiser.step(loss + SLOT_WEIGHT * slot_loss(heads, text, bank[size].slots[rows]))
         return loss
 
-    run("denoiser", seconds, optimiser, Replay(step, device), list(bank), seed=3)
-    averaged = copy.deepcopy(pipeline).to(torch.float32)
-    optimiser.load_average([averaged.unet, averaged.text_encoder, copy.deepcopy(heads)])
-    return averaged
+    def average() -> StableDiffusionPipeline:
+        averaged = copy.deepcopy(pipeline).to(torch.float32)
+        optimiser.load_average([averaged.unet, averaged.text_encoder, copy.deepcopy(heads)])
+        pack(averaged, out)
+        return averaged
+
+    replay = Replay(step, device)
+    run("denoiser", seconds, optimiser, replay, list(bank), seed=3, checkpoint=average)
+    return average()
 
 
 def pack(pipeline: StableDiffusionPipeline, out: Path) -> None:
@@ -249,9 +268,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=8.0, help="training time")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--scenes", type=int, default=300_000, help="how many are trained on")
-    parser.add_argument("--batch", type=int, default=384)
-    parser.add_argument("--vae-batch", type=int, default=128)
+    parser.add_argument("--start", type=Path, help="take autoencoder and UNet from this folder")
+    parser.add_argument("--scenes", type=int, default=200_000, help="how many are trained on")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--vae-batch", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="to sample scenes")
     parser.add_argument("--prompts", type=int, default=200, help="held-out prompts to judge")
@@ -264,8 +284,11 @@ def main() -> None:
     pipeline = build()
     heads = SlotHeads([2 + len(words) for words in SLOT_CLASSES])
     bank = make_bank(pipeline.tokenizer, args.scenes, args.seed, device, args.workers)
-    for module in (pipeline.unet, pipeline.vae):
-        module.to(memory_format=torch.channels_last)
+    if args.start is not None:
+        for name in ("vae", "unet"):
+            weights = args.start / name / "diffusion_pytorch_model.safetensors"
+            getattr(pipeline, name).load_state_dict(load_file(weights))
+    torch.backends.cudnn.benchmark = True
     pipeline.to(device, dtype)
     heads.to(device, dtype)
     painter, seconds = Painter(device), args.minutes * 60
@@ -276,9 +299,8 @@ def main() -> None:
     print(f"vae: {survivors:.3f} of drawn pictures survive it")
     latents = encode(pipeline.vae, bank, painter, ENCODE_BATCH)
     rest = (1 - TEXT_SHARE - VAE_SHARE) * seconds
-    trained = train_denoiser(pipeline, heads, bank, latents, args.batch, rest)
-    pack(trained, args.out)
-    for steps, guidance in ((12, 1.0), (12, 1.5), (12, 2.0), (20, 1.0), (20, 1.5)):
+    trained = train_denoiser(pipeline, heads, bank, latents, args.batch, rest, args.out)
+    for steps, guidance in ((12, 1.0), (12, 2.0), (20, 1.0), (20, 2.0)):
         report = evaluate(
             trained, args.prompts, steps=steps, guidance=guidance, sheet=args.out / "sheet.png"
         )
