@@ -1,15 +1,17 @@
 """The envelopes that cross the rings: msgpack structs, tagged, unknown fields refused.
 
-Engine to worker (`Message`): one `Configure`, then any number of `InputPart`, `Execute` and `Rpc`,
-then `Stop`.
+Engine to worker (`Message`): one `Configure`, then any number of `InputPart`, `Execute` (request
+mode) or `ExecuteStep` (step mode), and `Rpc`, then `Stop`.
 Worker to engine: `AsyncDiffusionOutput`, routed by its `kind`.
 
 Each dispatched request is known on the wire by its `async_output_id`: a 64-bit number that is never
 used twice. It is the claim on the request's output and the ticket of its cancel flag.
 
-The worker answers every request of an `Execute` with exactly one COMPUTE_DONE. If that carries no
-error, exactly one OUTPUT_READY with `final` set follows or has already come; before it, pieces of
-large tensors arrive in OUTPUT_READY envelopes whose `final` is false.
+The worker answers every request of an `Execute`, and every new one of an `ExecuteStep`, with exactly
+one COMPUTE_DONE. If that carries no error, exactly one OUTPUT_READY with `final` set follows or has
+already come; before it, pieces of large tensors arrive in OUTPUT_READY envelopes whose `final` is
+false. Each `ExecuteStep` is answered by exactly one STEP_DONE, after the COMPUTE_DONE of the
+requests that ended in it.
 """
 
 from __future__ import annotations
@@ -43,6 +45,10 @@ class AsyncOutputKind(enum.Enum):
     """A denoising step was taken. May be dropped."""
     PREVIEW = "preview"
     """An intermediate picture. May be dropped."""
+    CHUNK = "chunk"
+    """A finished part of an output, such as the first frames of a video; the whole follows."""
+    STEP_DONE = "step_done"
+    """A tick has been executed: where its requests stand."""
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -82,6 +88,16 @@ class Timings(Envelope):
     copy_end: int = 0
 
 
+class StepProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a request stands after a tick."""
+
+    async_output_id: int
+    step: int
+    """Denoising steps taken."""
+    total: int | None
+    """Steps to take, None while that is not known."""
+
+
 class AsyncDiffusionOutput(Envelope):
     """One message from a worker; `kind` says which fields are set."""
 
@@ -93,7 +109,10 @@ class AsyncDiffusionOutput(Envelope):
     final: bool = True
     error: RemoteError | None = None
     step: int = 0
+    """Denoising steps taken; of a CHUNK its index, from 0."""
     total: int | None = None
+    progress: tuple[StepProgress, ...] = ()
+    """Of a STEP_DONE: the requests that the tick named and that go on."""
     timings: Timings | None = None
 
 
@@ -107,6 +126,7 @@ class Configure(Envelope, tag=True):
     dtype: str | None
     worker_index: int
     max_pending_outputs: int
+    mode: Literal["request", "step"]
     merge: bool
     device_stage: bool
 
@@ -136,12 +156,31 @@ class NewRequestData(Envelope):
     seeds: tuple[int, ...]
     """One for each output of the request."""
     output_type: str
+    preview_steps: int = 0
+    """How many previews are wanted, evenly spaced over the steps."""
+    preview_every: int = 0
+    """After every how many steps a preview is wanted."""
+    chunks: bool = False
+    """Whether finished parts are wanted as they come."""
 
 
 class Execute(Envelope, tag=True):
     """Run one wave of requests to completion."""
 
     requests: tuple[NewRequestData, ...]
+
+
+class ExecuteStep(Envelope, tag=True):
+    """Take new requests on, and advance the named ones by one denoising step each (a tick).
+
+    A request that is not named, and has not ended, is kept where it is. One whose cancel flag is up
+    ends, whether it is named or not.
+    """
+
+    new: tuple[NewRequestData, ...] = ()
+    scheduled: tuple[int, ...] = ()
+    """`async_output_id` of each request to advance, new ones among them; those that have ended in
+    the meantime are passed over."""
 
 
 class Rpc(Envelope, tag=True):
@@ -156,7 +195,7 @@ class Stop(Envelope, tag=True):
     """Finish what is queued, then leave."""
 
 
-Message = Configure | InputPart | Execute | Rpc | Stop
+Message = Configure | InputPart | Execute | ExecuteStep | Rpc | Stop
 
 
 def _codec(type_: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:

@@ -70,6 +70,7 @@ class WorkerLink:
             dtype=config.dtype,
             worker_index=index,
             max_pending_outputs=config.max_pending_outputs,
+            mode=config.mode,
             merge=config.merge,
             device_stage=config.device_stage,
         )
