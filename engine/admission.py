@@ -16,14 +16,16 @@ import msgspec
 
 from ..ipc_ext.messages import CALL_LIMIT
 from ..postprocess import check_output_options
+from .config import EngineConfig
 from .errors import RequestError
 from .executor.base import Capabilities, InputTensor
 from .inputs import split_arguments
-from .request import SEED_LIMIT, DiffusionRequest
+from .request import SEED_LIMIT, DiffusionRequest, SamplingParams
 from .strict import nearest
 
 RESERVED = frozenset({"generator", "output_type", "return_dict", "callback_on_step_end", "callback",
-                      "callback_steps", "callback_on_step_end_tensor_inputs"})  # fmt: skip
+                      "callback_steps", "callback_on_step_end_tensor_inputs",
+                      "on_chunk"})  # fmt: skip
 """Arguments of pipelines that sidestream itself sets, or that cannot cross a process boundary."""
 
 
@@ -37,22 +39,29 @@ class PreparedRequest:
     seeds: tuple[int, ...]
     key: Hashable
     """Requests of equal keys may share a wave."""
+    pixels: int
+    """Of all its outputs together, 0 where the pipeline's size is not known."""
+    steps: int | None
+    """Denoising steps that it will take, None where nobody knows."""
+    chunks: bool
+    """Whether its caller is told finished parts of the output."""
 
 
 def prepare(
-    request: DiffusionRequest, capabilities: Capabilities, *, input_limit: int
+    request: DiffusionRequest, capabilities: Capabilities, config: EngineConfig
 ) -> PreparedRequest:
     """Check a request against what the pipeline takes and settle what was left open.
 
     Args:
       request: as the caller made it.
       capabilities: of the worker, see `DiffusionModelRunner.capabilities`.
-      input_limit: bytes that its arrays may have.
+      config: of the engine.
 
     Raises:
       RequestError: it cannot be run; names the argument and the valid ones.
     """
     sampling = request.sampling
+    chunks = _streams(sampling, capabilities, config)
     arguments = _arguments(request, capabilities)
     try:
         check_output_options(sampling.output_type, sampling.output_options)
@@ -60,9 +69,10 @@ def prepare(
         raise RequestError(f"output_options: {error}") from None
     plain, inputs = split_arguments(arguments)
     size = sum(tensor.descriptor.nbytes for tensor in inputs)
-    if size > input_limit:
+    if size > config.max_input_bytes:
         raise RequestError(
-            f"extra_args hold arrays of {size} bytes; at most {input_limit} are accepted"
+            f"extra_args hold arrays of {size} bytes; at most {config.max_input_bytes} are accepted"
+            " (max_input_bytes)"
         )
     if _size_of(plain) > CALL_LIMIT:
         raise RequestError(
@@ -72,7 +82,44 @@ def prepare(
     if seed + sampling.num_outputs - 1 > SEED_LIMIT:
         raise RequestError(f"seed + num_outputs must not pass {SEED_LIMIT}")
     seeds = tuple(range(seed, seed + sampling.num_outputs))
-    return PreparedRequest(request, plain, inputs, seeds, _key(plain, inputs, sampling.output_type))
+    settled = {**capabilities["defaults"], **plain}
+    return PreparedRequest(
+        request,
+        plain,
+        inputs,
+        seeds,
+        key=_key(plain, inputs, sampling.output_type),
+        pixels=_pixels(settled, capabilities) * sampling.num_outputs,
+        steps=settled.get("num_inference_steps"),
+        chunks=chunks,
+    )
+
+
+def _streams(sampling: SamplingParams, capabilities: Capabilities, config: EngineConfig) -> bool:
+    """Settle whether finished parts are told; refuse what the mode or the pipeline cannot tell."""
+    previews = [name for name in ("preview_steps", "preview_every") if getattr(sampling, name)]
+    wanted = [*previews, *(["streaming_output"] if sampling.streaming_output else [])]
+    if wanted and config.mode != "step":
+        raise RequestError(f"{wanted[0]} needs an engine of mode 'step', not {config.mode!r}")
+    if len(previews) > 1:
+        raise RequestError("preview_steps and preview_every exclude each other")
+    if previews and not capabilities.get("previews", False):
+        raise RequestError(
+            f"{previews[0]} must be 0: there is no way to show {capabilities['pipeline']}'s latents"
+        )
+    if sampling.streaming_output is None:
+        return config.streaming_output and bool(capabilities.get("chunks", False))
+    return sampling.streaming_output and bool(capabilities.get("chunks", False))
+
+
+def _pixels(settled: dict[str, Any], capabilities: Capabilities) -> int:
+    """Estimate the pixels of one output."""
+    count = 1
+    for name in ("width", "height"):
+        value = settled.get(name) or capabilities.get(name)
+        count *= value if isinstance(value, int) else 0
+    frames = settled.get("num_frames")
+    return count * (frames if isinstance(frames, int) else 1)
 
 
 def _size_of(plain: dict[str, Any]) -> int:

@@ -35,6 +35,8 @@ class ClaimEvent(enum.Enum):
 
     DISPATCH = "the scheduler put it in a wave"
     PROGRESS = "a denoising step was taken"
+    PREVIEW = "an intermediate picture came"
+    CHUNK = "a finished part of the output came, or a piece of one"
     OUTPUT_PART = "a piece of a large tensor came"
     COMPUTE_DONE = "the forward ended well"
     COMPUTE_FAILED = "the forward ended by an error or by the cancel flag; no output follows"
@@ -48,6 +50,8 @@ class Effect(enum.Enum):
 
     START = "tell the caller that it runs"
     TELL = "tell the caller the step"
+    SHOW = "show the caller the intermediate picture"
+    PASS = "pass the finished part on to the caller"
     KEEP = "keep what came for the caller"
     DROP = "release the payload bytes that came, and those kept"
     FREE = "the worker's running slot is free"
@@ -72,6 +76,8 @@ TABLE: dict[ClaimState, dict[ClaimEvent, Transition]] = {
     },
     _S.RUNNING: {
         _E.PROGRESS: (_S.RUNNING, (_F.TELL,)),
+        _E.PREVIEW: (_S.RUNNING, (_F.SHOW,)),
+        _E.CHUNK: (_S.RUNNING, (_F.PASS,)),
         _E.OUTPUT_PART: (_S.RUNNING, (_F.KEEP,)),
         _E.COMPUTE_DONE: (_S.COMPUTED, (_F.FREE,)),
         _E.COMPUTE_FAILED: (_S.CLOSED, (_F.FREE, _F.DROP, _F.FAIL, _F.CLOSE)),
@@ -81,6 +87,8 @@ TABLE: dict[ClaimState, dict[ClaimEvent, Transition]] = {
     },
     _S.COMPUTED: {
         _E.PROGRESS: (_S.COMPUTED, ()),
+        _E.PREVIEW: (_S.COMPUTED, (_F.SHOW,)),
+        _E.CHUNK: (_S.COMPUTED, (_F.PASS,)),
         _E.OUTPUT_PART: (_S.COMPUTED, (_F.KEEP,)),
         _E.OUTPUT_READY: (_S.CLOSED, (_F.KEEP, _F.DELIVER, _F.CLOSE)),
         _E.LEAVE: (_S.LEFT_COMPUTED, (_F.FLAG, _F.DROP)),
@@ -94,6 +102,8 @@ TABLE: dict[ClaimState, dict[ClaimEvent, Transition]] = {
     },
     _S.LEFT_RUNNING: {
         _E.PROGRESS: (_S.LEFT_RUNNING, ()),
+        _E.PREVIEW: (_S.LEFT_RUNNING, (_F.DROP,)),
+        _E.CHUNK: (_S.LEFT_RUNNING, (_F.DROP,)),
         _E.OUTPUT_PART: (_S.LEFT_RUNNING, (_F.DROP,)),
         _E.COMPUTE_DONE: (_S.LEFT_COMPUTED, (_F.FREE,)),
         _E.COMPUTE_FAILED: (_S.CLOSED, (_F.FREE, _F.CLOSE)),
@@ -103,6 +113,8 @@ TABLE: dict[ClaimState, dict[ClaimEvent, Transition]] = {
     },
     _S.LEFT_COMPUTED: {
         _E.PROGRESS: (_S.LEFT_COMPUTED, ()),
+        _E.PREVIEW: (_S.LEFT_COMPUTED, (_F.DROP,)),
+        _E.CHUNK: (_S.LEFT_COMPUTED, (_F.DROP,)),
         _E.OUTPUT_PART: (_S.LEFT_COMPUTED, (_F.DROP,)),
         _E.OUTPUT_READY: (_S.CLOSED, (_F.DROP, _F.CLOSE)),
         _E.LEAVE: (_S.LEFT_COMPUTED, ()),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -25,6 +26,13 @@ def _executor(value: Any) -> Any:
     ):
         return value
     raise ValueError("'uni', 'mp', an import path 'package.module:Class', or a class")
+
+
+def _scheduler(value: Any) -> Any:
+    """Accept nothing, an import path, or a class."""
+    if value is None or isinstance(value, type) or (isinstance(value, str) and ":" in value):
+        return value
+    raise ValueError("an import path 'package.module:Class', a class, or None")
 
 
 def _plain_table(value: Any) -> Any:
@@ -73,10 +81,25 @@ class EngineConfig(Strict):
         choice("float32", "float16", "bfloat16", "fp32", "fp16", "bf16", optional=True),
         "dtype of the weights; None: what the model brings",
     )
-    mode: str = option("request", choice("request"), "what is scheduled: whole requests")
-    max_num_seqs: int = option(1, whole(1, 256), "most requests in a wave")
+    mode: Literal["request", "step"] = option(
+        "request",
+        choice("request", "step"),
+        "what is scheduled: whole requests, or single denoising steps",
+    )
+    scheduler: str | type | None = option(
+        None,
+        _scheduler,
+        "a subclass of BaseScheduler or its import path; None: the one of the mode",
+    )
+    max_num_seqs: int = option(1, whole(1, 256), "most requests in a wave, or in a tick")
+    max_batch_pixels: int | None = option(
+        None, whole(1, optional=True), "step mode: most pixels of output that a tick works on"
+    )
+    streaming_output: bool = option(
+        False, flag(), "step mode: requests tell finished parts of their output as they come"
+    )
     dispatch_depth: int = option(
-        2, whole(1, 8), "waves that a worker holds: one runs, the others wait in its ring"
+        2, whole(1, 8), "waves or ticks that a worker holds: one runs, the others wait in its ring"
     )
     request_batch_max_wait_ms: float = option(
         0.0, number(0, 60_000), "how long a wave that is not full waits for company, ms"
@@ -132,6 +155,13 @@ class EngineConfig(Strict):
                 f"num_workers must be 1 with executor 'uni', not {self.num_workers}; use 'mp'"
             )
 
+        if self.mode == "request":
+            for name in ("max_batch_pixels", "streaming_output"):
+                if getattr(self, name):
+                    raise ConfigError(f"{name} needs mode 'step'")
+        elif self.request_batch_max_wait_ms:
+            raise ConfigError("request_batch_max_wait_ms needs mode 'request'")
+
     @classmethod
     def load(
         cls, source: EngineConfig | Mapping[str, Any] | str | os.PathLike[str], **overrides: Any
@@ -151,3 +181,19 @@ class EngineConfig(Strict):
         except (OSError, ValueError) as error:
             raise ConfigError(f"{os.fspath(source)}: {error}") from error
         return cls(**{**settings, **overrides})
+
+
+def imported(setting: str, path: str) -> type:
+    """Import the class that a setting names as 'package.module:Class'.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{setting} {path!r} cannot be imported: {error}") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"{setting} {path!r} is not a class")
+    return found

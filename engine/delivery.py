@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import trio
 
 from ..ipc_ext.messages import Timings
+from ..ipc_ext.tensors import HostTensor
 from .admission import PreparedRequest
 from .assembly import OutputAssembly
 from .claims import ClaimState
@@ -17,14 +20,17 @@ from .signals import Signal
 class Mailbox:
     """What the caller of a request has been told; written by the engine, read by one task.
 
-    Progress is coalesced: only the latest is kept, so nothing grows while the caller is slow. The
-    outcome is set once.
+    Progress and previews are coalesced: only the latest is kept, so nothing grows while the caller
+    is slow. Chunks are all kept; together they are the output. The outcome is set once.
     """
 
     def __init__(self) -> None:
         self._signal = Signal()
         self.started_on: int | None = None
         self.progress: tuple[int, int | None] | None = None
+        self.preview: tuple[int, HostTensor] | None = None
+        self.chunks: deque[tuple[int, dict[str, HostTensor]]] = deque()
+        self._pace: tuple[float, int] | None = None
         self.error: BaseException | None = None
         self.delivered = False
         self.collected = False
@@ -42,6 +48,28 @@ class Mailbox:
     def tell(self, step: int, total: int | None) -> None:
         """Tell a step."""
         self.progress = (step, total)
+        if self._pace is None and step:
+            self._pace = time.monotonic(), step
+        self._signal.set()
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds until the last step, at the pace since the first one."""
+        if self._pace is None or self.progress is None:
+            return None
+        (began, first), (step, total) = self._pace, self.progress
+        if total is None or step <= first:
+            return None
+        return max(total - step, 0) * (time.monotonic() - began) / (step - first)
+
+    def show(self, step: int, picture: HostTensor) -> None:
+        """Show an intermediate picture."""
+        self.preview = (step, picture)
+        self._signal.set()
+
+    def pass_on(self, index: int, tensors: dict[str, HostTensor]) -> None:
+        """Pass a finished part on."""
+        self.chunks.append((index, tensors))
         self._signal.set()
 
     def deliver(self) -> None:
@@ -77,6 +105,9 @@ class Claim:
     state: ClaimState = ClaimState.QUEUED
     mailbox: Mailbox = field(default_factory=Mailbox)
     output: OutputAssembly = field(default_factory=OutputAssembly)
+    chunk: OutputAssembly = field(default_factory=OutputAssembly)
+    """The finished part of the output that is coming, if one is."""
+    next_chunk: int = 0
     timings: Timings | None = None
     arrived_ns: int = 0
     """When the last piece of the output was in the engine's hands, CLOCK_MONOTONIC."""

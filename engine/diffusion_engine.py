@@ -27,7 +27,7 @@ from .host_stage import HostStage
 from .ledger import ClaimLedger
 from .request import DiffusionRequest
 from .result import DiffusionResult, Started
-from .sched import RequestScheduler
+from .sched import DiffusionSchedulerOutput, make_scheduler
 from .signals import Signal
 from .statistics import EngineStatistics, engine_statistics
 from .stream import RequestStream
@@ -42,14 +42,10 @@ class DiffusionEngine:
     def __init__(self, config: EngineConfig, executor: DiffusionExecutor) -> None:
         self.config = config
         self._executor = executor
-        self._scheduler = RequestScheduler(
-            max_num_seqs=config.max_num_seqs,
-            max_wait_s=config.request_batch_max_wait_ms / 1000,
-            look_ahead=config.look_ahead,
-            ageing_s=config.ageing_s,
-        )
+        self._scheduler = make_scheduler(config)
         self._scheduler.initialize(
-            max_num_running_reqs=config.max_num_seqs * config.dispatch_depth * config.num_workers
+            max_num_running_reqs=config.max_num_seqs * config.dispatch_depth * config.num_workers,
+            num_workers=config.num_workers,
         )
         self._changed = Signal()
         self._idle = trio.Event()
@@ -124,8 +120,7 @@ class DiffusionEngine:
                 f"{self._scheduler.num_waiting} requests are waiting (max_queued_requests);"
                 " try again later"
             )
-        limit = self.config.max_input_bytes
-        prepared = prepare(request, self._capabilities, input_limit=limit)
+        prepared = prepare(request, self._capabilities, self.config)
         return self._ledger.admit(prepared, trio.current_time())
 
     async def abort(self, request_id: str) -> bool:
@@ -289,28 +284,35 @@ class DiffusionEngine:
         """Give workers what the scheduler decides, as far as they have room."""
         while True:
             now = trio.current_time()
-            worker = self._least_loaded_worker()
-            if worker is None:
-                await self._changed.wait()
-                continue
-            output = self._scheduler.schedule(now)
-            if output is None:
+            for worker in self._workers_with_room():
+                output = self._scheduler.schedule(now, worker)
+                if output is not None:
+                    await self._dispatch(worker, output)
+                    break
+            else:
                 decision = self._scheduler.next_decision(now)
                 await self._changed.wait(math.inf if decision is None else decision)
-                continue
+
+    async def _dispatch(self, worker: int, output: DiffusionSchedulerOutput) -> None:
+        if self.config.mode == "step":
+            tick = self._ledger.dispatch_step(worker, output)
+            await self._executor.dispatch_step(worker, tick)
+        else:
             wave = self._ledger.dispatch(worker, output.scheduled_request_ids)
             await self._executor.dispatch(worker, wave)
 
-    def _least_loaded_worker(self) -> int | None:
-        """Return the worker with the fewest waves; None if each has its fill of waves or of
-        outputs."""
+    def _workers_with_room(self) -> list[int]:
+        """Return the workers that have not their fill of waves, outputs or cancel slots, the least
+        loaded first."""
         config = self.config
         free = [
-            (len(load.waves), load.dispatched, worker)
+            (load.in_flight, load.dispatched, worker)
             for worker, load in enumerate(self._ledger.loads)
-            if len(load.waves) < config.dispatch_depth and load.outputs < config.max_pending_outputs
+            if load.in_flight < config.dispatch_depth
+            and load.outputs < config.max_pending_outputs
+            and len(load.free_slots) >= config.max_num_seqs
         ]
-        return min(free)[-1] if free else None
+        return [worker for _, _, worker in sorted(free)]
 
     def _on_change(self) -> None:
         self._changed.set()

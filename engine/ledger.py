@@ -8,6 +8,7 @@ outputs under way on each worker, cancel slots. It never waits.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..ipc_ext.messages import (
@@ -18,19 +19,22 @@ from ..ipc_ext.messages import (
     TensorPiece,
 )
 from .admission import PreparedRequest
-from .assembly import PieceSource
+from .assembly import OutputAssembly, PieceSource
 from .claims import ClaimEvent, ClaimState, Effect, ProtocolError, transition
 from .delivery import Claim
 from .errors import DuplicateRequestError, ExecutionError, RequestAborted, SidestreamError
-from .executor.base import DiffusionExecutor, DispatchedRequest
+from .executor.base import DiffusionExecutor, DispatchedRequest, DispatchedTick
 from .sched import (
     BaseScheduler,
     DiffusionRequestStatus,
+    DiffusionSchedulerOutput,
     RunnerOutput,
     SchedulerRequestState,
 )
 
 _OUTPUT_UNDER_WAY = (ClaimState.COMPUTED, ClaimState.LEFT_COMPUTED)
+_HELD = (ClaimState.RUNNING, ClaimState.READY)
+"""The states in which the scheduler knows the request and its forward has not ended."""
 
 
 class WorkerLoad:
@@ -38,10 +42,17 @@ class WorkerLoad:
 
     def __init__(self, cancel_slots: int) -> None:
         self.waves: dict[int, set[int]] = {}
+        self.ticks: deque[tuple[Claim, ...]] = deque()
+        """Those under way in step mode, in order, each with who takes a step in it."""
         self.outputs = 0
         self.dispatched = 0
         self.free_slots = list(range(cancel_slots))
         self.cancel_slots = cancel_slots
+
+    @property
+    def in_flight(self) -> int:
+        """Waves and ticks under way."""
+        return len(self.waves) + len(self.ticks)
 
 
 class _Pieces:
@@ -113,7 +124,7 @@ class ClaimLedger:
     @property
     def is_idle(self) -> bool:
         """Whether nobody holds anything."""
-        return not self._by_request
+        return not (self._by_request or any(load.ticks for load in self.loads))
 
     # -- what happens
 
@@ -130,7 +141,11 @@ class ClaimLedger:
             )
         claim = Claim(self._next_output_id, prepared, now)
         state = SchedulerRequestState(
-            request.request_id, key=prepared.key, priority=request.priority
+            request.request_id,
+            key=prepared.key,
+            priority=request.priority,
+            pixels=prepared.pixels,
+            steps=prepared.steps,
         )
         self._scheduler.add_request(state, now)
         self._next_output_id += 1
@@ -141,16 +156,31 @@ class ClaimLedger:
 
     def dispatch(self, worker: int, request_ids: tuple[str, ...]) -> list[DispatchedRequest]:
         """Give a wave's claims to a worker and return what is to be sent."""
-        claims = [self._by_request[request_id] for request_id in request_ids]
         wave, self._next_wave = self._next_wave, self._next_wave + 1
         load = self.loads[worker]
-        load.waves[wave] = {claim.async_output_id for claim in claims}
         load.dispatched += 1
-        for claim in claims:
-            claim.worker, claim.wave = worker, wave
-            claim.cancel_slot = load.free_slots.pop()
-            self.apply(claim, ClaimEvent.DISPATCH)
-        return [DispatchedRequest(_wire(claim), claim.prepared.inputs) for claim in claims]
+        dispatched = []
+        for request_id in request_ids:
+            claim = self._by_request[request_id]
+            claim.wave = wave
+            load.waves.setdefault(wave, set()).add(claim.async_output_id)
+            dispatched.append(self._hand_over(claim, worker))
+        return dispatched
+
+    def dispatch_step(self, worker: int, output: DiffusionSchedulerOutput) -> DispatchedTick:
+        """Give a tick's new claims to a worker and return what is to be sent."""
+        load = self.loads[worker]
+        load.dispatched += 1
+        new = [self._hand_over(self._by_request[i], worker) for i in output.new_request_ids]
+        stepping = tuple(self._by_request[i] for i in output.scheduled_request_ids)
+        load.ticks.append(stepping)
+        return DispatchedTick(new, [claim.async_output_id for claim in stepping])
+
+    def _hand_over(self, claim: Claim, worker: int) -> DispatchedRequest:
+        claim.worker = worker
+        claim.cancel_slot = self.loads[worker].free_slots.pop()
+        self.apply(claim, ClaimEvent.DISPATCH)
+        return DispatchedRequest(_wire(claim), claim.prepared.inputs)
 
     def leave(self, claim: Claim) -> None:
         """Take the caller's exit, the same for every reason."""
@@ -171,7 +201,10 @@ class ClaimLedger:
         self.apply(claim, ClaimEvent.LOST, error=error)
 
     def receive(self, worker: int, message: AsyncDiffusionOutput) -> None:
-        """Take a worker's message about a request."""
+        """Take a worker's message about a request, or about a tick."""
+        if message.kind is AsyncOutputKind.STEP_DONE:
+            self._step_done(worker, message)
+            return
         claim = self._claims.get(message.async_output_id or 0)
         if claim is None:  # over already: only its bytes matter
             for piece in message.output:
@@ -180,6 +213,27 @@ class ClaimLedger:
         if message.timings is not None:
             claim.timings = message.timings
         self.apply(claim, _event_of(message), message=message)
+
+    def _step_done(self, worker: int, message: AsyncDiffusionOutput) -> None:
+        """Note the end of a tick: the oldest one, as workers run them in order."""
+        ticks = self.loads[worker].ticks
+        if not ticks:
+            raise ProtocolError("a tick ended that was not given")
+        taken = {progress.async_output_id: progress for progress in message.progress}
+        for claim in ticks.popleft():
+            progress = taken.pop(claim.async_output_id, None)
+            if progress is None:
+                output = RunnerOutput(claim.request_id, finished=False)
+            else:
+                step, total = progress.step, progress.total
+                output = RunnerOutput(claim.request_id, finished=False, step=step, total=total)
+                if claim.state is ClaimState.RUNNING:
+                    claim.mailbox.tell(step, total)
+            if claim.state in _HELD:
+                self._scheduler.update_from_output([output])
+        if taken:
+            raise ProtocolError("a tick tells of requests that it was not given")
+        self._changed()
 
     def apply(
         self,
@@ -213,6 +267,23 @@ class ClaimLedger:
     def _tell(self, claim: Claim, message: AsyncDiffusionOutput, *_: object) -> None:
         claim.mailbox.tell(message.step, message.total)
 
+    def _show(self, claim: Claim, message: AsyncDiffusionOutput, *_: object) -> None:
+        arriving = OutputAssembly()
+        for piece in message.output:
+            arriving.add(piece, self._pieces[claim.worker], last=False)  # copied: it is small
+        for picture in arriving.tensors().values():
+            claim.mailbox.show(message.step, picture)
+
+    def _pass(self, claim: Claim, message: AsyncDiffusionOutput, *_: object) -> None:
+        for piece in message.output:
+            claim.chunk.add(piece, self._pieces[claim.worker], last=False)
+        if message.final:
+            if message.step != claim.next_chunk:
+                raise ProtocolError(f"chunk {message.step} came instead of {claim.next_chunk}")
+            whole, claim.chunk = claim.chunk, OutputAssembly()
+            claim.next_chunk += 1
+            claim.mailbox.pass_on(message.step, whole.tensors())
+
     def _keep(
         self, claim: Claim, message: AsyncDiffusionOutput, error: BaseException | None
     ) -> None:
@@ -230,6 +301,7 @@ class ClaimLedger:
 
     def _drop(self, claim: Claim, message: AsyncDiffusionOutput | None, *_: object) -> None:
         claim.output.drop()
+        claim.chunk.drop()
         for piece in message.output if message is not None else ():
             self._executor.release(claim.worker, piece)
 
@@ -285,6 +357,8 @@ class ClaimLedger:
 _EFFECTS: dict[Effect, Callable[..., None]] = {
     Effect.START: ClaimLedger._start,
     Effect.TELL: ClaimLedger._tell,
+    Effect.SHOW: ClaimLedger._show,
+    Effect.PASS: ClaimLedger._pass,
     Effect.KEEP: ClaimLedger._keep,
     Effect.DROP: ClaimLedger._drop,
     Effect.FREE: ClaimLedger._free,
@@ -302,8 +376,14 @@ def _event_of(message: AsyncDiffusionOutput) -> ClaimEvent:
             return ClaimEvent.COMPUTE_DONE if message.error is None else ClaimEvent.COMPUTE_FAILED
         case AsyncOutputKind.OUTPUT_READY:
             return ClaimEvent.OUTPUT_READY if message.final else ClaimEvent.OUTPUT_PART
-        case _:
+        case AsyncOutputKind.PREVIEW:
+            return ClaimEvent.PREVIEW
+        case AsyncOutputKind.CHUNK:
+            return ClaimEvent.CHUNK
+        case AsyncOutputKind.PROGRESS:
             return ClaimEvent.PROGRESS
+        case _:
+            raise ProtocolError(f"{message.kind.name} is not about a request")
 
 
 def _as_exception(error: RemoteError, claim: Claim) -> BaseException:
@@ -321,4 +401,7 @@ def _wire(claim: Claim) -> NewRequestData:
         call=prepared.call,
         seeds=prepared.seeds,
         output_type=prepared.request.sampling.output_type,
+        preview_steps=prepared.request.sampling.preview_steps,
+        preview_every=prepared.request.sampling.preview_every,
+        chunks=prepared.chunks,
     )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..postprocess import OUTPUT_TYPES
 from .errors import RequestError
-from .strict import Strict, choice, nearest, number, option, table, text, whole
+from .strict import Strict, choice, flag, nearest, number, option, table, text, whole
 
 PROMPT_LIMIT = 20_000
 """Characters of a prompt; text encoders read some hundred tokens at most."""
@@ -44,6 +44,17 @@ class SamplingParams(Strict):
     num_outputs: int = option(1, whole(1, 64), "outputs for this prompt")
     output_type: str = option("pil", choice(*OUTPUT_TYPES), "what `DiffusionResult.outputs` holds")
     output_options: dict[str, Any] = option({}, table(), "options of the encoder, such as quality")
+    preview_steps: int = option(
+        0, whole(0, 10_000), "previews, evenly spaced over the steps; needs mode 'step'"
+    )
+    preview_every: int = option(
+        0, whole(0, 10_000), "a preview after every so many steps; needs mode 'step'"
+    )
+    streaming_output: bool | None = option(
+        None,
+        flag(optional=True),
+        "tell finished parts as they come (`Chunk`); needs mode 'step'; None: as configured",
+    )
     deadline: float | None = option(
         None, number(0, optional=True), "seconds from submission until DeadlineExceededError"
     )

@@ -73,6 +73,29 @@ class Progress(Event):
     """Steps taken."""
     total: int | None
     """Steps to take, None where the pipeline does not tell."""
+    eta: float | None = field(default=None, compare=False)
+    """Seconds until the last step, at the pace since the first; None before there is a pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview(Event):
+    """What the output may become, as far as can be told after a step. The latest one wins."""
+
+    image: Any
+    """As `SamplingParams.output_type` says, at most 512 pixels wide and high; a uint8 array
+    (height, width, 3) for types that are no pictures."""
+    step: int
+    """Steps taken when it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Event):
+    """A finished part of the output, from pipelines that finish it in parts; none is left out."""
+
+    index: int
+    """Counts from 0."""
+    output: Any
+    """As an entry of `DiffusionResult.outputs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class WorkerStatistics:
     running: tuple[str, ...]
     """Ids of the requests that it has been given and has not finished."""
     waves: int
-    """Waves that it holds: one runs, the others wait."""
+    """Waves or ticks that it holds: one runs, the others wait."""
     pending_outputs: int
     """Computed outputs that are on their way."""
     output_ring_bytes: int
@@ -47,9 +47,9 @@ class EngineStatistics:
     claims: int
     """Requests that the engine or a worker holds: waiting, running, pending and aborting ones."""
     waves: int
-    """Waves that workers hold."""
+    """Waves or ticks that workers hold."""
     waves_dispatched: int
-    """Waves since the start."""
+    """Waves or ticks since the start."""
     cancel_slots_used: int
     completed: int
     """Requests since the start whose caller got a result."""
@@ -84,7 +84,7 @@ def engine_statistics(
         aborting=sum(claim.state in LEFT for claim in ledger),
         pending_outputs=sum(load.outputs for load in loads),
         claims=len(ledger),
-        waves=sum(len(load.waves) for load in loads),
+        waves=sum(load.in_flight for load in loads),
         waves_dispatched=sum(load.dispatched for load in loads),
         cancel_slots_used=sum(load.cancel_slots - len(load.free_slots) for load in loads),
         **ledger.ended,
@@ -105,7 +105,7 @@ def _worker_statistics(
         state=status.state,
         heartbeat_age=status.heartbeat_age,
         running=tuple(running),
-        waves=len(load.waves),
+        waves=load.in_flight,
         pending_outputs=load.outputs,
         output_ring_bytes=status.output_ring_bytes,
         output_ring_used=status.output_ring_used,

@@ -12,7 +12,17 @@ import trio
 from ..ipc_ext.tensors import HostTensor
 from .delivery import Claim
 from .errors import DeadlineExceededError
-from .result import Completed, DiffusionResult, Event, Progress, Queued, RequestTimings, Started
+from .result import (
+    Chunk,
+    Completed,
+    DiffusionResult,
+    Event,
+    Preview,
+    Progress,
+    Queued,
+    RequestTimings,
+    Started,
+)
 
 HostStage = Callable[[Claim, dict[str, HostTensor]], Awaitable[list[Any]]]
 
@@ -46,7 +56,7 @@ class RequestStream:
         while True:
             if not self._claim.mailbox.settled:
                 self._check_deadline()
-            event = self._news()
+            event = self._news() or await self._pictures()
             if event is not None:
                 return event
             if self._claim.mailbox.settled:
@@ -89,7 +99,22 @@ class RequestStream:
             return Started(self.request_id, mailbox.started_on)
         if mailbox.progress not in (None, self._told_progress) and mailbox.error is None:
             self._told_progress = mailbox.progress
-            return Progress(self.request_id, *mailbox.progress)
+            return Progress(self.request_id, *mailbox.progress, mailbox.eta)
+        return None
+
+    async def _pictures(self) -> Event | None:
+        """Return a finished part, else the latest preview, else nothing."""
+        mailbox = self._claim.mailbox
+        if mailbox.error is not None:
+            return None
+        if mailbox.chunks:
+            index, tensors = mailbox.chunks.popleft()
+            outputs = await self._host_stage(self._claim, tensors)
+            return Chunk(self.request_id, index, outputs[0])
+        if mailbox.preview is not None and not mailbox.delivered:
+            (step, picture), mailbox.preview = mailbox.preview, None
+            outputs = await self._host_stage(self._claim, {"preview": picture})
+            return Preview(self.request_id, outputs[0], step)
         return None
 
     async def _wait(self) -> None:

@@ -31,10 +31,14 @@ def option(default: Any, check: Check, doc: str) -> Any:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return a hint about the valid names, the nearest one first."""
+    """Return a hint about the valid names: those that the name is a part of, else the nearest, else
+    all."""
     valid = sorted(valid)
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"valid names: {', '.join(valid)}"
+    close = [word for word in valid if len(name) > 2 and name in word]
+    close = close or difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    if not close:
+        return f"valid names: {', '.join(valid)}"
+    return f"did you mean {' or '.join(map(repr, close[:3]))}?"
 
 
 class _StrictMeta(type):
@@ -137,12 +141,14 @@ def text(limit: int, *, optional: bool = False, empty: bool = False) -> Check:
     return check
 
 
-def flag() -> Check:
+def flag(*, optional: bool = False) -> Check:
     """Accept True or False."""
 
     def check(value: Any) -> Any:
+        if value is None and optional:
+            return None
         if type(value) is not bool:
-            raise ValueError("true or false")
+            raise ValueError("true or false" + (" or None" if optional else ""))
         return value
 
     return check

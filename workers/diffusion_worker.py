@@ -20,6 +20,7 @@ from ..ipc_ext.messages import (
     InputPart,
     NewRequestData,
     RemoteError,
+    StepProgress,
 )
 from ..postprocess import QUANTIZED_TYPES, get_postprocessor
 from . import faults
@@ -27,7 +28,7 @@ from .async_output import AsyncOutputThread, PendingOutput, Send, Tensors
 from .inputs import InputStore
 from .model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
 from .models import load_pipeline
-from .platform import platform_for
+from .platform import Mark, platform_for
 from .remote import ABORTED, as_remote
 
 _SET_HERE = ("generator", "output_type")
@@ -69,6 +70,7 @@ class DiffusionWorker:
             send,
             configuration.max_pending_outputs,
         )
+        self._step_reports = _Reports(self)
         self._exposed: dict[str, Callable[..., Any]] = {
             "runner_statistics": self._runner.statistics,
             "device_statistics": self._device_statistics,
@@ -84,6 +86,7 @@ class DiffusionWorker:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        self._runner.abandon_steps()
         self._output_thread.close()
         if self._registered:
             self._platform.unregister_host_memory(self._outputs.address)
@@ -118,8 +121,21 @@ class DiffusionWorker:
     def execute_model_batch(self, requests: Sequence[NewRequestData]) -> None:
         """Run one wave to completion; phases are reported as they end."""
         faults.point("executing")
-        wave = _Wave(self, requests)
-        self._runner.execute_model_batch([self._runnable(r) for r in requests], wave)
+        reports = _Reports(self)
+        self._runner.execute_model_batch(reports.follow(requests), reports)
+
+    def execute_stepwise(self, new: Sequence[NewRequestData], scheduled: Sequence[int]) -> None:
+        """Run one tick: take requests on, and advance those scheduled by one denoising step."""
+        faults.point("executing")
+        reports = self._step_reports
+        started = reports.follow(new)
+        names = [name for id_ in scheduled if (name := reports.name_of(id_)) is not None]
+        taken = self._runner.execute_stepwise(started, names, reports)
+        progress = tuple(
+            StepProgress(reports.id_of(request_id), step, total)
+            for request_id, step, total in taken
+        )
+        self._send(AsyncDiffusionOutput(AsyncOutputKind.STEP_DONE, progress=progress))
 
     def _runnable(self, request: NewRequestData) -> RunnerRequest:
         accepted = self._capabilities["arguments"]
@@ -157,31 +173,50 @@ def _resolved(device: str) -> str:
     return f"cuda{colon}{index}" if torch.cuda.is_available() else "cpu"
 
 
-class _Wave:
-    """Hears what becomes of a wave's requests, on the runner's thread, and reports it."""
+class _Reports:
+    """Hears what becomes of requests, on the runner's thread, and reports it."""
 
-    def __init__(self, worker: DiffusionWorker, requests: Sequence[NewRequestData]) -> None:
+    def __init__(self, worker: DiffusionWorker) -> None:
         self._worker = worker
-        self._requests = {request.request_id: request for request in requests}
-        self._start = worker._platform.mark()
+        self._requests: dict[str, tuple[NewRequestData, Mark]] = {}
+        self._names: dict[int, str] = {}
+
+    def follow(self, requests: Sequence[NewRequestData]) -> list[RunnerRequest]:
+        """Make requests runnable, and note that their forwards begin now."""
+        if not requests:
+            return []
+        start = self._worker._platform.mark()
+        for request in requests:
+            self._requests[request.request_id] = (request, start)
+            self._names[request.async_output_id] = request.request_id
+        return [self._worker._runnable(request) for request in requests]
+
+    def name_of(self, async_output_id: int) -> str | None:
+        """Return the request of an output id, None if it has ended."""
+        return self._names.get(async_output_id)
+
+    def id_of(self, request_id: str) -> int:
+        """Return the output id of a request that has not ended."""
+        return self._requests[request_id][0].async_output_id
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         message = AsyncDiffusionOutput(
             AsyncOutputKind.PROGRESS,
-            async_output_id=self._requests[request_id].async_output_id,
+            async_output_id=self.id_of(request_id),
             step=step,
             total=total,
         )
         self._worker._send(message, droppable=True)
 
     def on_done(self, output: RunnerOutput) -> None:
-        request = self._requests[output.request_id]
+        request, start = self._requests.pop(output.request_id)
+        del self._names[request.async_output_id]
         worker = self._worker
         error = _error_of(output)
         if error is None:
             end = worker._platform.mark()
             faults.point("computed")
-            worker._output_thread.submit(PendingOutput(request, output.tensors, self._start, end))
+            worker._output_thread.submit(PendingOutput(request, output.tensors, start, end))
         worker._send(
             AsyncDiffusionOutput(
                 AsyncOutputKind.COMPUTE_DONE, async_output_id=request.async_output_id, error=error

@@ -16,6 +16,7 @@ from ..ipc_ext.messages import (
     AsyncOutputKind,
     Configure,
     Execute,
+    ExecuteStep,
     InputPart,
     Message,
     Rpc,
@@ -90,6 +91,8 @@ class WorkerProc:
         match message:
             case Execute(requests=requests):
                 worker.execute_model_batch(requests)
+            case ExecuteStep(new=new, scheduled=scheduled):
+                worker.execute_stepwise(new, scheduled)
             case InputPart():
                 worker.take_input(message)
             case Rpc(rpc_id=rpc_id, method=method, args=args):
@@ -112,17 +115,20 @@ class WorkerProc:
             )
         )
 
-    def send(self, message: AsyncDiffusionOutput, *, droppable: bool = False) -> None:
+    def send(self, message: AsyncDiffusionOutput, *, droppable: bool = False) -> bool:
         """Send a message to the engine, from any thread.
 
         Args:
           message: what to send.
           droppable: leave it out rather than wait, or take the last half of the ring from messages
             that matter.
+
+        Returns:
+          Whether it went out.
         """
         results = self._segment.results
         frame = encode_output(message)
         if not droppable:
             results.push_wait(frame)
-        elif 2 * results.free_bytes > results.capacity:
-            results.push(frame)
+            return True
+        return 2 * results.free_bytes > results.capacity and results.push(frame)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-
-from ..config import EngineConfig
-from ..errors import ConfigError
+from ..config import EngineConfig, imported
 from .base import DiffusionExecutor as DiffusionExecutor
 from .link import cancel_slots_for as cancel_slots_for
 from .multiproc import MultiprocDiffusionExecutor as MultiprocDiffusionExecutor
@@ -25,17 +22,6 @@ def make_executor(config: EngineConfig) -> DiffusionExecutor:
     """
     wanted = config.executor
     if isinstance(wanted, str):
-        wanted = BUILT_IN.get(wanted) or _imported(wanted)
+        wanted = BUILT_IN.get(wanted) or imported("executor", wanted)
     executor: DiffusionExecutor = wanted(config)
     return executor
-
-
-def _imported(path: str) -> type:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"executor {path!r} cannot be imported: {error}") from error
-    if not isinstance(found, type):
-        raise ConfigError(f"executor {path!r} is not a class")
-    return found

@@ -39,6 +39,16 @@ class DispatchedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class DispatchedTick:
+    """A tick on its way to a worker."""
+
+    new: Sequence[DispatchedRequest]
+    """Requests that start in it."""
+    scheduled: Sequence[int]
+    """`async_output_id` of each request that takes a step, the new ones among them."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """A worker as its executor sees it."""
 
@@ -75,6 +85,11 @@ class DiffusionExecutor(Protocol):
 
     async def dispatch(self, worker: int, wave: Sequence[DispatchedRequest]) -> None:
         """Hand a wave to a worker; suspends while its rings are full."""
+        ...
+
+    async def dispatch_step(self, worker: int, tick: DispatchedTick) -> None:
+        """Hand a tick to a worker; suspends while its rings are full. The worker answers ticks in
+        order, each by one STEP_DONE."""
         ...
 
     def abort(self, worker: int, request: NewRequestData) -> None:

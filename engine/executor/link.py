@@ -7,6 +7,7 @@ the worker's death. Receiving is for the executor, which reads all links in one 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import trio
@@ -17,6 +18,7 @@ from ...ipc_ext.messages import (
     AsyncDiffusionOutput,
     Configure,
     Execute,
+    ExecuteStep,
     InputPart,
     Message,
     NewRequestData,
@@ -27,7 +29,7 @@ from ...ipc_ext.messages import (
 )
 from ..config import EngineConfig
 from ..errors import WorkerDiedError
-from .base import DispatchedRequest, InputTensor, WorkerStatus
+from .base import DispatchedRequest, DispatchedTick, InputTensor, WorkerStatus
 
 _COPY_IN_THREAD = 1 << 20
 """Bytes from which copying an input is worth a thread: the event loop copies a MiB in about 0.1
@@ -93,12 +95,21 @@ class WorkerLink:
                 break
             await self._room.park()
 
-    async def dispatch(self, wave: list[DispatchedRequest]) -> None:
+    async def dispatch(self, wave: Sequence[DispatchedRequest]) -> None:
         """Send a wave: its arrays, piece by piece, then the wave itself."""
-        for request in wave:
+        await self.send(Execute(await self._send_inputs(wave)))
+
+    async def dispatch_step(self, tick: DispatchedTick) -> None:
+        """Send a tick, as a wave is sent."""
+        await self.send(ExecuteStep(await self._send_inputs(tick.new), tuple(tick.scheduled)))
+
+    async def _send_inputs(
+        self, requests: Sequence[DispatchedRequest]
+    ) -> tuple[NewRequestData, ...]:
+        for request in requests:
             for tensor in request.inputs:
                 await self._send_input(request.data.async_output_id, tensor)
-        await self.send(Execute(tuple(request.data for request in wave)))
+        return tuple(request.data for request in requests)
 
     async def _send_input(self, async_output_id: int, tensor: InputTensor) -> None:
         ring = self.segment.inputs

@@ -25,7 +25,7 @@ from ...ipc_ext.messages import (
 )
 from ..config import EngineConfig
 from ..errors import ExecutionError, StartupError, WorkerDiedError
-from .base import CAPABILITIES_NEEDED, DispatchedRequest, WorkerStatus
+from .base import CAPABILITIES_NEEDED, DispatchedRequest, DispatchedTick, WorkerStatus
 from .link import WorkerLink
 
 _GREETING = 0
@@ -108,7 +108,11 @@ class RingExecutor:
 
     async def dispatch(self, worker: int, wave: Sequence[DispatchedRequest]) -> None:
         """See `DiffusionExecutor.dispatch`."""
-        await self.links[worker].dispatch(list(wave))
+        await self.links[worker].dispatch(wave)
+
+    async def dispatch_step(self, worker: int, tick: DispatchedTick) -> None:
+        """See `DiffusionExecutor.dispatch_step`."""
+        await self.links[worker].dispatch_step(tick)
 
     def abort(self, worker: int, request: NewRequestData) -> None:
         """See `DiffusionExecutor.abort`."""

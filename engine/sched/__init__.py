@@ -1,5 +1,9 @@
 """Scheduling: pure policy, no I/O, time passed in."""
 
+from __future__ import annotations
+
+from ..config import EngineConfig, imported
+from ..errors import ConfigError
 from .base import BaseScheduler as BaseScheduler
 from .request_scheduler import RequestScheduler as RequestScheduler
 from .states import (
@@ -8,3 +12,24 @@ from .states import (
     RunnerOutput as RunnerOutput,
     SchedulerRequestState as SchedulerRequestState,
 )
+from .step_scheduler import StepScheduler as StepScheduler
+
+
+def make_scheduler(config: EngineConfig) -> BaseScheduler:
+    """Make the scheduler that a config names, or the one of its mode.
+
+    Raises:
+      ConfigError: it is no scheduler of this mode.
+    """
+    wanted = config.scheduler
+    if wanted is None:
+        wanted = StepScheduler if config.mode == "step" else RequestScheduler
+    elif isinstance(wanted, str):
+        wanted = imported("scheduler", wanted)
+    if not issubclass(wanted, BaseScheduler):
+        raise ConfigError(f"scheduler must be a subclass of BaseScheduler, not {wanted.__name__}")
+    if wanted.mode != config.mode:
+        raise ConfigError(
+            f"scheduler {wanted.__name__} is of mode {wanted.mode!r}, the engine of {config.mode!r}"
+        )
+    return wanted.from_config(config)

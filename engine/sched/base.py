@@ -1,7 +1,8 @@
 """`BaseScheduler`: request states, the waiting and running sets, capacity, terminal transitions.
 
 A scheduler is plain data: no I/O, no clock (time is an argument, in seconds), no tasks. The engine
-owns one and is its only caller. Subclasses decide, in `_pick`, which waiting requests go next.
+owns one and is its only caller. Subclasses decide what goes next: `RequestScheduler` whole
+requests, `StepScheduler` single steps.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from .states import (
     TRANSITIONS,
@@ -18,9 +20,23 @@ from .states import (
     SchedulerRequestState,
 )
 
+if TYPE_CHECKING:
+    from ..config import EngineConfig
+
 
 class BaseScheduler(abc.ABC):
-    """Keeps one life for each admitted request, from `add_request` to one end state."""
+    """Keeps one life for each admitted request, from `add_request` to one end state.
+
+    Attributes:
+      mode: what it schedules: the engine binds the matching call of the executor.
+    """
+
+    mode: ClassVar[Literal["request", "step"]]
+
+    @classmethod
+    @abc.abstractmethod
+    def from_config(cls, config: EngineConfig) -> Self:
+        """Make one that follows an engine's settings."""
 
     def __init__(self) -> None:
         self._requests: dict[str, SchedulerRequestState] = {}
@@ -29,10 +45,12 @@ class BaseScheduler(abc.ABC):
         self._finished_since: list[str] = []
         self._arrivals = 0
         self.max_num_running_reqs = 1
+        self.num_workers = 1
 
-    def initialize(self, *, max_num_running_reqs: int) -> None:
-        """Set the capacity: how many requests may be running at a time."""
+    def initialize(self, *, max_num_running_reqs: int, num_workers: int = 1) -> None:
+        """Set the capacity: how many requests may be running at a time, on how many workers."""
         self.max_num_running_reqs = max_num_running_reqs
+        self.num_workers = num_workers
 
     # -- what is there
 
@@ -73,19 +91,10 @@ class BaseScheduler(abc.ABC):
         )
         self._requests[state.request_id] = self._waiting[state.request_id] = state
 
-    def schedule(self, now: float) -> DiffusionSchedulerOutput | None:
-        """Choose the next wave and set its requests RUNNING; None if nothing is to be dispatched
-        now."""
-        room = self.max_num_running_reqs - len(self._running)
-        wave = self._pick(now, room) if room > 0 and self._waiting else []
-        if not wave:
-            return None
-        for state in wave:
-            self._move(state, DiffusionRequestStatus.RUNNING)
-            del self._waiting[state.request_id]
-            self._running[state.request_id] = state
-        finished, self._finished_since = tuple(self._finished_since), []
-        return DiffusionSchedulerOutput(tuple(state.request_id for state in wave), finished)
+    @abc.abstractmethod
+    def schedule(self, now: float, worker: int = 0) -> DiffusionSchedulerOutput | None:
+        """Choose what a worker that has room is to run next; None if there is nothing for it now.
+        Requests that are chosen are RUNNING from then on."""
 
     def next_decision(self, now: float) -> float | None:
         """Return when `schedule` may choose something that it does not choose now, None if only an
@@ -98,7 +107,7 @@ class BaseScheduler(abc.ABC):
         ended = []
         for output in outputs:
             if output.request_id in self._running:
-                self.finish_request(output.request_id, _end_of(output))
+                self.finish_request(output.request_id, end_of(output))
                 ended.append(output.request_id)
         return ended
 
@@ -107,10 +116,7 @@ class BaseScheduler(abc.ABC):
         state = self._requests.get(request_id)
         if state is None:
             return False
-        self._move(state, status)
-        del self._requests[request_id]
-        self._waiting.pop(request_id, None)
-        if self._running.pop(request_id, None) is not None:
+        if self._end(state, status):
             self._finished_since.append(request_id)
         return True
 
@@ -126,9 +132,18 @@ class BaseScheduler(abc.ABC):
 
     # -- for subclasses
 
-    @abc.abstractmethod
-    def _pick(self, now: float, room: int) -> list[SchedulerRequestState]:
-        """Return up to `room` waiting requests that are to run together now."""
+    def _run(self, state: SchedulerRequestState) -> None:
+        """Give a waiting request its place."""
+        self._move(state, DiffusionRequestStatus.RUNNING)
+        del self._waiting[state.request_id]
+        self._running[state.request_id] = state
+
+    def _end(self, state: SchedulerRequestState, status: DiffusionRequestStatus) -> bool:
+        """Take a request to an end state and forget it; say whether it ran."""
+        self._move(state, status)
+        del self._requests[state.request_id]
+        self._waiting.pop(state.request_id, None)
+        return self._running.pop(state.request_id, None) is not None
 
     def _move(self, state: SchedulerRequestState, to: DiffusionRequestStatus) -> None:
         if to not in TRANSITIONS[state.status]:
@@ -138,7 +153,8 @@ class BaseScheduler(abc.ABC):
         state.status = to
 
 
-def _end_of(output: RunnerOutput) -> DiffusionRequestStatus:
+def end_of(output: RunnerOutput) -> DiffusionRequestStatus:
+    """Return the end state that an output means."""
     if output.aborted:
         return DiffusionRequestStatus.FINISHED_ABORTED
     if output.error:

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable
+from typing import TYPE_CHECKING, Self
 
 from .base import BaseScheduler
-from .states import SchedulerRequestState
+from .states import DiffusionSchedulerOutput, SchedulerRequestState
+
+if TYPE_CHECKING:
+    from ..config import EngineConfig
 
 
 class RequestScheduler(BaseScheduler):
@@ -26,6 +30,18 @@ class RequestScheduler(BaseScheduler):
       look_ahead: how many requests of the order are looked at for one decision.
       ageing_s: seconds of waiting that raise a request's priority by one.
     """
+
+    mode = "request"
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Self:
+        """Make one that follows an engine's settings."""
+        return cls(
+            max_num_seqs=config.max_num_seqs,
+            max_wait_s=config.request_batch_max_wait_ms / 1000,
+            look_ahead=config.look_ahead,
+            ageing_s=config.ageing_s,
+        )
 
     def __init__(
         self,
@@ -40,6 +56,17 @@ class RequestScheduler(BaseScheduler):
         self._max_wait_s = max_wait_s
         self._look_ahead = look_ahead
         self._ageing_s = ageing_s
+
+    def schedule(self, now: float, worker: int = 0) -> DiffusionSchedulerOutput | None:
+        """Choose the next wave, for whichever worker; None if none is to start now."""
+        room = self.max_num_running_reqs - len(self._running)
+        wave = self._pick(now, room) if room > 0 and self._waiting else []
+        if not wave:
+            return None
+        for state in wave:
+            self._run(state)
+        finished, self._finished_since = tuple(self._finished_since), []
+        return DiffusionSchedulerOutput(tuple(state.request_id for state in wave), finished)
 
     def _pick(self, now: float, room: int) -> list[SchedulerRequestState]:
         size = min(room, self._max_num_seqs)

@@ -33,7 +33,9 @@ TRANSITIONS: dict[DiffusionRequestStatus, frozenset[DiffusionRequestStatus]] = {
     _S.RUNNING: frozenset(
         {_S.PREEMPTED, _S.FINISHED_COMPLETED, _S.FINISHED_ABORTED, _S.FINISHED_ERROR}
     ),
-    _S.PREEMPTED: frozenset({_S.RUNNING, _S.FINISHED_ABORTED, _S.FINISHED_ERROR}),
+    _S.PREEMPTED: frozenset(  # it may still end in a tick that was under way
+        {_S.RUNNING, _S.FINISHED_COMPLETED, _S.FINISHED_ABORTED, _S.FINISHED_ERROR}
+    ),
     _S.FINISHED_COMPLETED: frozenset(),
     _S.FINISHED_ABORTED: frozenset(),
     _S.FINISHED_ERROR: frozenset(),
@@ -53,6 +55,21 @@ class SchedulerRequestState:
     order: int = 0
     """Position in the order of arrival, which breaks ties."""
     status: DiffusionRequestStatus = field(default=DiffusionRequestStatus.WAITING)
+    pixels: int = 0
+    """What a step of it costs, in pixels of output; 0 where nobody knows."""
+    steps: int | None = None
+    """Denoising steps that it takes, None while that is not known."""
+    step: int = 0
+    """Denoising steps that it has taken, as far as the worker has told."""
+    worker: int = -1
+    """The worker that keeps its state between steps; -1 until it has one."""
+    in_flight: int = 0
+    """Ticks that name it and whose end the worker has not told."""
+
+    @property
+    def remaining_steps(self) -> int | None:
+        """Denoising steps still to take, None while that is not known."""
+        return None if self.steps is None else max(self.steps - self.step, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +77,25 @@ class DiffusionSchedulerOutput:
     """What is to run next: the boundary between policy and execution."""
 
     scheduled_request_ids: tuple[str, ...]
-    """The wave, in order."""
+    """The wave, in order; in step mode, who takes a step."""
     finished_request_ids: tuple[str, ...] = ()
     """Requests that ended since the last output; runners drop what they keep for them."""
+    new_request_ids: tuple[str, ...] = ()
+    """In step mode: those of the scheduled that start now."""
+    preempted_request_ids: tuple[str, ...] = ()
+    """In step mode: requests that lost their place since the last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerOutput:
-    """What became of one running request's forward."""
+    """What became of one running request's forward, or of its step."""
 
     request_id: str
     error: bool = False
     aborted: bool = False
+    finished: bool = True
+    """Whether the request has ended; else a step was taken."""
+    step: int | None = None
+    """Denoising steps taken; None: as before."""
+    total: int | None = None
+    """Denoising steps to take, None where the pipeline does not tell."""

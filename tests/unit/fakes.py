@@ -14,14 +14,21 @@ from sidestream.engine import (
     EngineConfig,
     WorkerDiedError,
 )
-from sidestream.engine.executor.base import DispatchedRequest, InputTensor, WorkerStatus
+from sidestream.engine.executor.base import (
+    DispatchedRequest,
+    DispatchedTick,
+    InputTensor,
+    WorkerStatus,
+)
 from sidestream.ipc_ext import Handle
 from sidestream.ipc_ext.messages import (
     AsyncDiffusionOutput,
     AsyncOutputKind,
     Execute,
+    ExecuteStep,
     NewRequestData,
     RemoteError,
+    StepProgress,
     TensorPiece,
     Timings,
     decode_message,
@@ -55,6 +62,8 @@ CAPABILITIES: dict[str, Any] = {
     "num_outputs": "num_images_per_prompt",
     "has_scheduler": False,
     "from_image": False,
+    "previews": True,
+    "chunks": True,
 }
 """As `DiffusionModelRunner.capabilities` tells them."""
 
@@ -125,6 +134,8 @@ class FakeExecutor:
         self.payloads = FakePayloads()
         self.waves: list[list[Job]] = []
         """All waves that were dispatched, in order."""
+        self.ticks: list[Tick] = []
+        """All ticks that were dispatched, in order."""
         self.flags: list[tuple[int, int]] = []
         """Worker and async_output_id of each cancel flag that was raised, in order."""
         self.room: trio.Event | None = None
@@ -134,6 +145,8 @@ class FakeExecutor:
         self.death: WorkerDiedError | None = None
         self.graces: list[float] = []
         self._jobs, self._new_jobs = trio.open_memory_channel[list[Job]](math.inf)
+        self._ticks, self._new_ticks = trio.open_memory_channel[Tick](math.inf)
+        self._stepping: dict[int, Job] = {}
         self._words, self._heard = trio.open_memory_channel[Any](math.inf)
 
     # -- for tests
@@ -141,6 +154,10 @@ class FakeExecutor:
     async def next_wave(self) -> list[Job]:
         """Wait for the next wave that a worker is given."""
         return await self._new_jobs.receive()
+
+    async def next_tick(self) -> Tick:
+        """Wait for the next tick that a worker is given."""
+        return await self._new_ticks.receive()
 
     async def next_job(self) -> Job:
         """Wait for the next wave, which has one request."""
@@ -178,18 +195,40 @@ class FakeExecutor:
         return [dict(self.capabilities) for _ in range(self.config.num_workers)]
 
     async def dispatch(self, worker: int, wave: Sequence[DispatchedRequest]) -> None:
+        await self._take()
+        sent = decode_message(encode_message(Execute(tuple(request.data for request in wave))))
+        assert isinstance(sent, Execute)
+        jobs = self._jobs_of(worker, sent.requests, wave)
+        self.waves.append(jobs)
+        self._jobs.send_nowait(jobs)
+
+    async def dispatch_step(self, worker: int, tick: DispatchedTick) -> None:
+        await self._take()
+        message = ExecuteStep(tuple(request.data for request in tick.new), tuple(tick.scheduled))
+        sent = decode_message(encode_message(message))
+        assert isinstance(sent, ExecuteStep)
+        new = self._jobs_of(worker, sent.new, tick.new)
+        self._stepping |= {job.data.async_output_id: job for job in new}
+        named = [self._stepping[async_output_id] for async_output_id in sent.scheduled]
+        self.ticks.append(Tick(self, worker, new, named))
+        self._ticks.send_nowait(self.ticks[-1])
+
+    async def _take(self) -> None:
         if self.room is not None:
             await self.room.wait()
         if self.dispatch_error is not None:
             raise self.dispatch_error
-        sent = decode_message(encode_message(Execute(tuple(request.data for request in wave))))
-        assert isinstance(sent, Execute)
-        jobs = [
+
+    def _jobs_of(
+        self,
+        worker: int,
+        sent: Sequence[NewRequestData],
+        dispatched: Sequence[DispatchedRequest],
+    ) -> list[Job]:
+        return [
             Job(self, worker, data, request.inputs)
-            for data, request in zip(sent.requests, wave, strict=True)
+            for data, request in zip(sent, dispatched, strict=True)
         ]
-        self.waves.append(jobs)
-        self._jobs.send_nowait(jobs)
 
     def abort(self, worker: int, request: NewRequestData) -> None:
         self.flags.append((worker, request.async_output_id))
@@ -301,6 +340,31 @@ class Job:
     def _say(self, kind: AsyncOutputKind, **fields: Any) -> None:
         message = AsyncDiffusionOutput(kind, async_output_id=self.data.async_output_id, **fields)
         self.executor.say(self.worker, message)
+
+
+class Tick:
+    """A tick in a worker's hands: the jobs that start in it, and those that take a step."""
+
+    def __init__(
+        self, executor: FakeExecutor, worker: int, new: Sequence[Job], scheduled: Sequence[Job]
+    ) -> None:
+        self.executor = executor
+        self.worker = worker
+        self.new = list(new)
+        self.scheduled = list(scheduled)
+
+    @property
+    def names(self) -> list[str]:
+        """Who takes a step."""
+        return [job.request_id for job in self.scheduled]
+
+    def done(self, **steps: tuple[int, int | None]) -> None:
+        """End the tick, and tell where requests stand: (steps taken, steps to take) by name."""
+        ids = {job.request_id: job.data.async_output_id for job in self.scheduled}
+        progress = tuple(StepProgress(ids[name], *step) for name, step in steps.items())
+        self.executor.say(
+            self.worker, AsyncDiffusionOutput(AsyncOutputKind.STEP_DONE, progress=progress)
+        )
 
 
 def piece_of(

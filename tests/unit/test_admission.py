@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sidestream.engine import DiffusionRequest, RequestError
+from sidestream.engine import DiffusionRequest, EngineConfig, RequestError
 from sidestream.engine.admission import RESERVED, prepare
 from sidestream.engine.request import SEED_LIMIT
 from sidestream.ipc_ext.messages import CALL_LIMIT
@@ -13,9 +13,10 @@ from .fakes import CAPABILITIES
 MEBIBYTE = 1 << 20
 
 
-def admit(*, prompt="a", capabilities=(), input_limit=MEBIBYTE, **params):
+def admit(*, prompt="a", capabilities=(), settings=(), **params):
     request = DiffusionRequest.make(prompt, **params)
-    return prepare(request, {**CAPABILITIES, **dict(capabilities)}, input_limit=input_limit)
+    config = EngineConfig(**{"max_input_bytes": MEBIBYTE, **dict(settings)})
+    return prepare(request, {**CAPABILITIES, **dict(capabilities)}, config)
 
 
 def test_a_call_has_what_was_given_and_nothing_else():
@@ -125,9 +126,9 @@ def test_output_options_are_checked():
 
 def test_arrays_may_have_so_many_bytes_together():
     arrays = [np.zeros(600, np.uint8), np.zeros(400, np.uint8)]
-    assert len(admit(extra_args={"image": arrays}, input_limit=1000).inputs) == 2
+    assert len(admit(extra_args={"image": arrays}, settings={"max_input_bytes": 1000}).inputs) == 2
     with pytest.raises(RequestError, match="arrays of 1000 bytes; at most 999 are accepted"):
-        admit(extra_args={"image": arrays}, input_limit=999)
+        admit(extra_args={"image": arrays}, settings={"max_input_bytes": 999})
 
 
 def test_plain_arguments_may_have_so_many_bytes_together():

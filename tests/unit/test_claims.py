@@ -55,6 +55,8 @@ FORWARDS = [
     [(Event.COMPUTE_FAILED,)],
     [(Event.COMPUTE_DONE,), (Event.OUTPUT_READY,)],
     [(Event.COMPUTE_DONE,), (Event.OUTPUT_PART, Event.OUTPUT_PART, Event.OUTPUT_READY)],
+    [(Event.COMPUTE_DONE,), (Event.PREVIEW, Event.CHUNK, Event.OUTPUT_READY)],
+    [(Event.COMPUTE_FAILED,), (Event.PREVIEW, Event.CHUNK)],
 ]
 PROGRESS = [[], [(Event.PROGRESS, Event.PROGRESS)]]
 CALLERS = [[], [(Event.LEAVE,)], [(Event.LEAVE, Event.LEAVE)]]
@@ -63,8 +65,9 @@ CASTS = [
     [*forward, *progress, *caller, *engine]
     for forward, progress, caller, engine in itertools.product(FORWARDS, PROGRESS, CALLERS, ENGINES)
 ]
+NEWS = {Event.PROGRESS, Event.PREVIEW, Event.CHUNK}
 WORKERS_WORDS = {
-    Event.PROGRESS,
+    *NEWS,
     Event.OUTPUT_PART,
     Event.OUTPUT_READY,
     Event.COMPUTE_DONE,
@@ -112,7 +115,7 @@ def tell(order: tuple[Event, ...]) -> Story:
     steps = []
     state = State.QUEUED
     for event in order:
-        if state is State.CLOSED and event is Event.PROGRESS:
+        if state is State.CLOSED and event in NEWS:
             continue  # the claim is gone: the ledger drops the message without asking the table
         state, effects = transition(state, event)
         steps.append(Step(event, state, effects))
@@ -239,8 +242,11 @@ OCCASIONS = {
     Effect.START: lambda state, event: event is Event.DISPATCH,
     Effect.TELL: lambda state, event: event is Event.PROGRESS and state is State.RUNNING,
     Effect.KEEP: lambda state, event: event in OUTPUT and state in HELD,
+    Effect.SHOW: lambda state, event: event is Event.PREVIEW and state in HELD[:2],
+    Effect.PASS: lambda state, event: event is Event.CHUNK and state in HELD[:2],
     Effect.DROP: lambda state, event: (
         (event in OUTPUT and state in LEFT)
+        or (event in (Event.PREVIEW, Event.CHUNK) and state in LEFT)
         or (event in (Event.COMPUTE_FAILED, Event.LEAVE, Event.LOST) and state in HELD)
     ),
     Effect.UNSCHEDULE: lambda state, event: (

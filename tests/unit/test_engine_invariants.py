@@ -61,9 +61,9 @@ class World:
         self._schedule = engine._scheduler.schedule
         engine._scheduler.schedule = self.schedule
 
-    def schedule(self, now):
+    def schedule(self, now, worker):
         """Let the scheduler decide, and note it."""
-        output = self._schedule(now)
+        output = self._schedule(now, worker)
         if output is not None:
             self.decided.append(output.scheduled_request_ids)
         return output

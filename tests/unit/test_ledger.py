@@ -44,7 +44,7 @@ class Bench:
 
     def admit(self, request_id, **params):
         request = DiffusionRequest.make("a", request_id=request_id, **params)
-        return self.ledger.admit(prepare(request, CAPABILITIES, input_limit=1000), 7.0)
+        return self.ledger.admit(prepare(request, CAPABILITIES, self.config), 7.0)
 
     def dispatch(self, worker=0):
         ids = self.scheduler.schedule(0.0).scheduled_request_ids

@@ -133,7 +133,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(request_id=st.sampled_from(REQUEST_IDS))
     def admit(self, request_id):
         request = DiffusionRequest("a", request_id=request_id)
-        prepared = prepare(request, CAPABILITIES, input_limit=0)
+        prepared = prepare(request, CAPABILITIES, self.config)
         if any(life.here and life.claim.request_id == request_id for life in self.lives):
             with pytest.raises(DuplicateRequestError, match="already in the engine"):
                 self.ledger.admit(prepared, 0.0)

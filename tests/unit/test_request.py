@@ -16,6 +16,9 @@ REFUSED = {
     "num_outputs": [0, 65, None],
     "output_type": ["gif", None, ["pil"]],
     "output_options": [None, {1: 2}],
+    "preview_steps": [-1, 1.5, None],
+    "preview_every": [-1, True],
+    "streaming_output": ["yes", 1],
     "deadline": [-1, math.inf],
     "extra_args": ["eta=1", {1: 2}],
 }

@@ -5,7 +5,6 @@ import itertools
 import pytest
 
 from sidestream.engine.sched import (
-    BaseScheduler,
     DiffusionRequestStatus as Status,
     DiffusionSchedulerOutput,
     RequestScheduler,
@@ -189,7 +188,7 @@ def test_runners_are_told_once_what_has_ended(scheduler):
 
 
 def test_a_policy_decides_nothing_but_who_is_next():
-    class LastComeFirstServed(BaseScheduler):
+    class LastComeFirstServed(RequestScheduler):
         def _pick(self, now, room):
             return list(self._waiting.values())[::-1][:room]
 
