@@ -99,6 +99,24 @@ def test_the_batch_axis_may_be_the_second():
     assert reading.roles["layers",].axis == 1
 
 
+@pytest.mark.parametrize("weight", [1e-4, 5e-4, 1.0])
+def test_rows_that_are_mixed_up_a_little_are_not_taken_for_rounding(weight):
+    """Merging a call with itself changes its result too: rows meet those of the other half."""
+    module = Component(lambda sample: sample + weight * sample.roll(len(sample) // 2, 0).sin())
+    assert find(module, call(1), call(2)).chunks == 2
+
+
+def test_a_component_that_enlarges_rounding_is_merged():
+    """A batch is computed in another order: what that changes is measured, not assumed."""
+
+    def chaotic(sample):
+        ordered = sample if len(sample) == 2 else sample.flip(-1)
+        rounded = ordered.cumsum(-1)[:, -1:] - sample.double().sum(-1, keepdim=True)
+        return rounded.float() + sample * 1e-3
+
+    assert find(Component(chaotic), call(1), call(2)).chunks == 1
+
+
 def test_chunks_of_a_batch_stay_together():
     def perturbed(sample):
         negative, positive, changed = sample.chunk(3)

@@ -36,6 +36,24 @@ def rounding_of(value: Any) -> tuple[float, float]:
     return (max(coarsest, 1e-5), 3e-2 if coarsest > 1e-6 else 1e-3)
 
 
+def disturb(value: Any) -> Any:
+    """Move the elements of a floating-point tensor by one rounding, every second one upwards.
+
+    Args:
+        value: A tensor; anything else is returned as it is.
+    """
+    if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()):
+        return value
+    signs = torch.arange(value.numel(), device=value.device).reshape(value.shape) % 2 * 2 - 1
+    return value + (value * signs * _unit(value)).to(value.dtype)
+
+
+def _unit(value: torch.Tensor) -> float:
+    """Return the relative rounding of computations: that of tensor cores where there may be any."""
+    eps = torch.finfo(value.dtype).eps
+    return eps if value.device.type == "cpu" else max(eps, 2.0**-11)
+
+
 def vary(value: Any) -> Any:
     """Return something of the same kind that is materially different, and in the same range.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .call import Arguments, NotMergeable
-from .distance import distance, rounding_of, vary
+from .distance import distance, disturb, rounding_of, vary
 from .merge import Merger, leaves_of, output_roles
 from .readings import ENTRIES, JOIN, SPREAD, Leaf, Reading, readings
 from .sameness import Sameness
@@ -20,6 +20,7 @@ from .structure import Path, holds_tensors, value_at
 
 ALIKE = 0.05  # two arguments whose relative distance is less do not tell requests apart
 NOISE_MARGIN = 4.0  # rounding of one call against rounding of another
+DEPTH_MARGIN = 32.0  # rounding in every layer against rounding of the arguments alone
 
 _BATCHED = (JOIN.kind, SPREAD.kind, ENTRIES.kind)
 
@@ -131,6 +132,9 @@ class Probe:
         merger = Merger(reading, rows, self._same)
         noise = distance(merger.split(self._run(merger.merge([call, call])))[0], result)
         floor, ceiling = rounding_of(result)
+        if noise > floor:  # rounding, or a reading under which the rows are mixed up a little?
+            disturbed = {name: _mapped(disturb, value) for name, value in call.items()}
+            ceiling = min(ceiling, DEPTH_MARGIN * distance(self._run(disturbed), result))
         if not noise <= ceiling:
             raise NotMergeable(f"a batch changes the result by {noise:.1e}")
         return max(NOISE_MARGIN * noise, floor)
@@ -158,19 +162,22 @@ class Probe:
         return calls, results
 
 
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Copy a value, with all tensors in its dicts, lists and tuples changed."""
+    if isinstance(value, dict):
+        return {key: _mapped(change, part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(change, part) for part in value)
+    return change(value)
+
+
 def _with(value: Any, paths: frozenset[Path], path: Path = ()) -> Any:
     """Copy arguments, with what is at `paths` varied."""
     if path in paths:
-        return _varied(value)
+        return _mapped(vary, value)
     if isinstance(value, dict):
         return {key: _with(part, paths, (*path, key)) for key, part in value.items()}
     if isinstance(value, (list, tuple)) and holds_tensors(value):
         parts = (_with(part, paths, (*path, index)) for index, part in enumerate(value))
         return type(value)(parts)
     return value
-
-
-def _varied(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_varied, value))
-    return vary(value)
