@@ -2,63 +2,46 @@
 next forward runs.
 
 The forward's thread hands over (tensors, device event) and goes on. Here the side stream waits for
-the event, runs the device stage, and copies into ring memory that the engine maps too; then
-OUTPUT_READY. The queue is bounded: when outputs pile up, because the ring is full, say, the
-forward's thread waits, and so in the end does admission.
+the event, runs the device stage, and copies into ring memory that the engine maps too; then the
+message. The queue is bounded: when outputs pile up, because the ring is full, say, the forward's
+thread waits, and so in the end does admission.
 
-An output of up to a quarter of the ring travels in place: the engine reads where the copy wrote. A
-larger one, or one of very many tensors, goes piece by piece, each given back by the engine as soon
-as it has copied it.
+Chunks are delivered like outputs, in order, and before their request's output. Previews are made
+when nothing else is to be done: they are never waited for, give way to whatever matters, and do not
+come after their request's end.
 """
 
 from __future__ import annotations
 
-import queue
+import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
-import torch
-
-from ..ipc_ext import Handle, PayloadRing, RingShutDown
+from ..ipc_ext import PayloadRing, RingShutDown
 from ..ipc_ext.messages import (
     AsyncDiffusionOutput,
     AsyncOutputKind,
     NewRequestData,
     RemoteError,
-    TensorPiece,
     Timings,
 )
-from ..ipc_ext.tensors import TensorDescriptor
 from . import faults
-from .platform import Mark, Platform, bytes_of
+from .output_queue import OutputQueue, Pending, PendingChunk, PendingOutput, PendingPreview
+from .platform import Platform
 from .remote import ABORTED, remote_error
+from .ring_writer import Pieces, RingWriter, Tensors
 
-PIECE_BYTES = 4 << 20
-"""Of an output that is too large to travel in place; the engine copies so much in about a
-millisecond."""
-PIECES_LIMIT = 64
-"""Pieces in one message, which has to fit into the result ring."""
-
-Tensors = dict[str, torch.Tensor]
+logger = logging.getLogger("sidestream")
 
 
 class Send(Protocol):
     """How messages leave the worker."""
 
-    def __call__(self, message: AsyncDiffusionOutput, *, droppable: bool = False) -> None: ...
-
-
-@dataclass(slots=True)
-class PendingOutput:
-    """An output on its way."""
-
-    request: NewRequestData
-    tensors: Tensors
-    forward_start: Mark
-    forward_end: Mark
+    def __call__(self, message: AsyncDiffusionOutput, *, droppable: bool = False) -> bool:
+        """Send a message; say whether it went out, which only droppable ones may not."""
 
 
 class AsyncOutputThread(threading.Thread):
@@ -70,7 +53,7 @@ class AsyncOutputThread(threading.Thread):
       device_stage: (tensors, output type) -> tensors, run on the side stream.
       is_cancelled: whether nobody wants a request any more.
       send: how messages leave the worker.
-      limit: outputs that may wait.
+      limit: outputs and chunks that may wait.
     """
 
     def __init__(
@@ -83,13 +66,16 @@ class AsyncOutputThread(threading.Thread):
         limit: int,
     ) -> None:
         super().__init__(name="sidestream-output", daemon=True)
-        self._ring = ring
+        self._writer = RingWriter(ring, platform)
         self._platform = platform
         self._device_stage = device_stage
         self._is_cancelled = is_cancelled
         self._send = send
-        self._queue: queue.Queue[PendingOutput | None] = queue.Queue(limit)
-        self._over = False
+        self._queue = OutputQueue(limit)
+        self._broken: dict[int, RemoteError] = {}
+        self._warned = False
+
+    # ------------------------------------------------------------------ the forward's thread
 
     def submit(self, output: PendingOutput) -> None:
         """Hand an output over; blocks while too many wait.
@@ -97,123 +83,172 @@ class AsyncOutputThread(threading.Thread):
         Raises:
           RingShutDown: the thread has ended, since the segment was shut.
         """
-        if self._over:
-            raise RingShutDown("the output thread has ended")
         self._queue.put(output)
+
+    def submit_chunk(
+        self, request: NewRequestData, index: int, tensors: Tensors, event: Any
+    ) -> None:
+        """Hand a finished part of an output over; blocks while too many wait.
+
+        Args:
+          request: whose; its output comes later.
+          index: counts from 0.
+          tensors: by name, on the device; nobody changes them any more.
+          event: of the device, when they are there.
+
+        Raises:
+          RingShutDown: the thread has ended, since the segment was shut.
+        """
+        self._queue.put(PendingChunk(request, index, tensors, event))
+
+    def submit_preview(self, preview: PendingPreview) -> bool:
+        """Offer a preview, in place of the request's last one if that still waits.
+
+        Returns:
+          Whether it was taken; it may be dropped later, too. Never blocks.
+        """
+        return self._queue.offer(preview)
+
+    def withdraw(self, request: NewRequestData) -> None:
+        """Forget a request that ends without an output: no preview of it goes out after this."""
+        self._queue.forget(request.async_output_id)
+        self._broken.pop(request.async_output_id, None)
 
     def close(self) -> None:
         """Deliver what waits, then end."""
         if self.is_alive():
-            self._queue.put(None)
+            self._queue.finish()
             self.join()
+
+    # ------------------------------------------------------------------ this thread
 
     def run(self) -> None:
         try:
             with self._platform.side_stream():
-                while (output := self._queue.get()) is not None:
-                    self._deliver(output)
-                    del output  # the device memory is free before the next wait, not after it
+                while (item := self._queue.take()) is not None:
+                    self._handle(item)
+                    del item  # the device memory is free before the next wait, not after it
         except RingShutDown:
             pass  # nobody is left to deliver to
         finally:
-            self._over = True
-            while not self._queue.empty():  # a `submit` that waits for room gets it
-                self._queue.get()
+            self._queue.abandon()
+
+    def _handle(self, item: Pending) -> None:
+        match item:
+            case PendingOutput():
+                self._deliver(item)
+            case PendingChunk():
+                self._pass_on(item)
+            case PendingPreview():
+                self._show(item)
 
     def _deliver(self, output: PendingOutput) -> None:
         request = output.request
+        error = self._broken.pop(request.async_output_id, None)
         if self._is_cancelled(request):
-            self._finish(request, error=ABORTED)
+            error = ABORTED
+        if error is None:
+            error = self._attempt(partial(self._transfer, output))
+        if error is not None:
+            message = _message(AsyncOutputKind.OUTPUT_READY, request)
+            message.error = error
+            self._send(message)
+
+    def _pass_on(self, chunk: PendingChunk) -> None:
+        """Deliver a chunk; if that fails, so has the request, which its output's turn tells."""
+        request = chunk.request
+        if self._is_cancelled(request) or request.async_output_id in self._broken:
             return
+        error = self._attempt(partial(self._transfer_chunk, chunk))
+        if error is not None:
+            self._queue.act(partial(self._note_failure, request, error))
+
+    def _note_failure(self, request: NewRequestData, error: RemoteError) -> bool:
+        self._broken[request.async_output_id] = error
+        return True
+
+    def _attempt(self, transfer: Callable[[], None]) -> RemoteError | None:
         try:
-            self._transfer(output)
+            transfer()
         except RingShutDown:
             raise
         except Exception as error:  # this request's failure, told to its caller
-            self._finish(request, error=remote_error(error, fatal=self._platform.is_fatal(error)))
+            return remote_error(error, fatal=self._platform.is_fatal(error))
+        return None
 
     def _transfer(self, output: PendingOutput) -> None:
-        request = output.request
+        message = _message(AsyncOutputKind.OUTPUT_READY, output.request)
         self._platform.wait_event(output.forward_end.event)
-        tensors = self._device_stage(output.tensors, request.output_type)
-        flat = {name: bytes_of(tensor) for name, tensor in tensors.items()}
-        in_place = sum(data.numel() for data in flat.values()) <= self._ring.chunk_bytes
-        limit = self._ring.chunk_bytes if in_place else min(PIECE_BYTES, self._ring.chunk_bytes)
+        tensors = self._device_stage(output.tensors, output.request.output_type)
         copy_start = time.monotonic_ns()
-        pieces: list[TensorPiece] = []
+        message.output = self._writer.write(tensors, partial(self._send_part, message))
+        message.timings = Timings(
+            forward_start=self._platform.time_of(output.forward_start),
+            forward_end=self._platform.time_of(output.forward_end),
+            copy_start=copy_start,
+            copy_end=time.monotonic_ns(),
+        )
+        self._send_or_release(message)
+        faults.point("output_ready")
+
+    def _transfer_chunk(self, chunk: PendingChunk) -> None:
+        message = _message(AsyncOutputKind.CHUNK, chunk.request, step=chunk.index)
+        self._platform.wait_event(chunk.event)
+        tensors = self._device_stage(chunk.tensors, chunk.request.output_type)
+        message.output = self._writer.write(tensors, partial(self._send_part, message))
+        self._send_or_release(message)
+
+    def _send_part(self, message: AsyncDiffusionOutput, pieces: Pieces) -> None:
+        """Send some of an output ahead; the engine copies it and gives its room back at once."""
+        part = AsyncDiffusionOutput(
+            message.kind, async_output_id=message.async_output_id, step=message.step
+        )
+        part.output, part.final = pieces, False
+        self._send(part)
+
+    def _send_or_release(self, message: AsyncDiffusionOutput) -> None:
         try:
-            for name, data in flat.items():
-                descriptor = _describe(tensors[name])
-                for at in range(0, max(data.numel(), 1), limit):
-                    part = data[at : at + limit]
-                    handle = self._ring.reserve(part.numel())
-                    if handle is None:
-                        self._send_part(request, pieces)  # never wait for room while holding some
-                        handle = self._ring.reserve_wait(part.numel())
-                    pieces.append(TensorPiece(name, descriptor, handle, at))
-                    faults.point("reserved")
-                    self._copy(part, handle)
-                    if not in_place or len(pieces) == PIECES_LIMIT:
-                        self._send_part(request, pieces)
-            self._wait_for_copies()
-            faults.point("copied")
-            self._commit(pieces)
-            timings = Timings(
-                forward_start=self._platform.time_of(output.forward_start),
-                forward_end=self._platform.time_of(output.forward_end),
-                copy_start=copy_start,
-                copy_end=time.monotonic_ns(),
-            )
-            self._send(_ready(request, tuple(pieces), timings=timings))
+            self._send(message)
         except RingShutDown:
             raise
         except BaseException:
-            for piece in pieces:
-                self._ring.release(piece.handle)
+            self._writer.release(message.output)
             raise
-        faults.point("output_ready")
 
-    def _send_part(self, request: NewRequestData, pieces: list[TensorPiece]) -> None:
-        """Send some of an output ahead; the engine copies it and gives its room back at once."""
-        if pieces:
-            self._wait_for_copies()
-            self._commit(pieces)
-            self._send(_ready(request, tuple(pieces), final=False))
-            pieces.clear()
+    # ------------------------------------------------------------------ previews
 
-    def _copy(self, data: torch.Tensor, handle: Handle) -> None:
-        if data.numel():
-            target = torch.frombuffer(self._ring.view(handle), dtype=torch.uint8)
-            self._platform.copy_to_host(target, data)
+    def _show(self, preview: PendingPreview) -> None:
+        try:
+            self._transfer_preview(preview)
+        except RingShutDown:
+            raise
+        except Exception:  # a preview can be done without
+            if not self._warned:
+                logger.warning("previews that fail are left out", exc_info=True)
+            self._warned = True
 
-    def _wait_for_copies(self) -> None:
-        self._platform.synchronize_event(self._platform.record_device_event())
+    def _transfer_preview(self, preview: PendingPreview) -> None:
+        request = preview.request
+        if self._is_cancelled(request):
+            return
+        self._platform.wait_event(preview.event)
+        picture = preview.draw()
+        piece = None if picture is None else self._writer.write_if_roomy("preview", picture)
+        if piece is None:
+            return
+        message = _message(AsyncOutputKind.PREVIEW, request, step=preview.step)
+        message.output = (piece,)
+        sent = False
+        try:
+            sent = self._queue.act(
+                lambda: not self._is_cancelled(request) and self._send(message, droppable=True)
+            )
+        finally:
+            if not sent:
+                self._writer.release(message.output)
 
-    def _commit(self, pieces: list[TensorPiece]) -> None:
-        for piece in pieces:
-            self._ring.commit(piece.handle)
 
-    def _finish(self, request: NewRequestData, error: RemoteError) -> None:
-        self._send(_ready(request, (), error=error))
-
-
-def _ready(
-    request: NewRequestData,
-    pieces: tuple[TensorPiece, ...],
-    *,
-    final: bool = True,
-    error: RemoteError | None = None,
-    timings: Timings | None = None,
+def _message(
+    kind: AsyncOutputKind, request: NewRequestData, *, step: int = 0
 ) -> AsyncDiffusionOutput:
-    return AsyncDiffusionOutput(
-        AsyncOutputKind.OUTPUT_READY,
-        async_output_id=request.async_output_id,
-        output=pieces,
-        final=final,
-        error=error,
-        timings=timings,
-    )
-
-
-def _describe(tensor: torch.Tensor) -> TensorDescriptor:
-    return TensorDescriptor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    return AsyncDiffusionOutput(kind, async_output_id=request.async_output_id, step=step)

@@ -24,12 +24,14 @@ from ..ipc_ext.messages import (
 )
 from ..postprocess import QUANTIZED_TYPES, get_postprocessor
 from . import faults
-from .async_output import AsyncOutputThread, PendingOutput, Send, Tensors
+from .async_output import AsyncOutputThread, Send
 from .inputs import InputStore
 from .model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
 from .models import load_pipeline
+from .output_queue import PendingOutput
 from .platform import Mark, platform_for
 from .remote import ABORTED, as_remote
+from .ring_writer import Tensors
 
 _SET_HERE = ("generator", "output_type")
 """Arguments that each run gets from the worker, if the pipeline takes them."""
@@ -217,6 +219,8 @@ class _Reports:
             end = worker._platform.mark()
             faults.point("computed")
             worker._output_thread.submit(PendingOutput(request, output.tensors, start, end))
+        else:
+            worker._output_thread.withdraw(request)
         worker._send(
             AsyncDiffusionOutput(
                 AsyncOutputKind.COMPUTE_DONE, async_output_id=request.async_output_id, error=error

@@ -1,0 +1,130 @@
+"""From tensors on the device to bytes in the output ring, which the engine maps too.
+
+A tensor of up to a quarter of the ring is copied in one piece, and read where it lies. Larger ones,
+or very many, go piece by piece, each given back by the engine as soon as it has copied it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..ipc_ext import Handle, PayloadRing, RingShutDown
+from ..ipc_ext.messages import TensorPiece
+from ..ipc_ext.tensors import TensorDescriptor
+from . import faults
+from .platform import Platform, bytes_of
+
+PIECE_BYTES = 4 << 20
+"""Of an output that is too large to travel in place; the engine copies so much in about a
+millisecond."""
+PIECES_LIMIT = 64
+"""Pieces in one message, which has to fit into the result ring."""
+
+Tensors = dict[str, torch.Tensor]
+Pieces = tuple[TensorPiece, ...]
+
+
+class RingWriter:
+    """Writes into one ring, on the current stream of the thread that calls it.
+
+    Args:
+      ring: where tensors go.
+      platform: of the device that they are on.
+    """
+
+    def __init__(self, ring: PayloadRing, platform: Platform) -> None:
+        self._ring = ring
+        self._platform = platform
+
+    def write(self, tensors: Tensors, send_part: Callable[[Pieces], None]) -> Pieces:
+        """Copy tensors, and wait for room and for the copies.
+
+        Args:
+          tensors: by name.
+          send_part: sends pieces ahead, of tensors that do not fit as a whole.
+
+        Returns:
+          The pieces that are not sent yet; the caller sends them.
+
+        Raises:
+          RingShutDown: the segment was shut.
+          Exception: what the device raised; no piece is left behind.
+        """
+        flat = {name: bytes_of(tensor) for name, tensor in tensors.items()}
+        in_place = sum(data.numel() for data in flat.values()) <= self._ring.chunk_bytes
+        limit = self._ring.chunk_bytes if in_place else min(PIECE_BYTES, self._ring.chunk_bytes)
+        pieces: list[TensorPiece] = []
+
+        def send() -> None:
+            if pieces:
+                self._finish(pieces)
+                send_part(tuple(pieces))
+                pieces.clear()
+
+        try:
+            for name, data in flat.items():
+                descriptor = _describe(tensors[name])
+                for at in range(0, max(data.numel(), 1), limit):
+                    part = data[at : at + limit]
+                    handle = self._ring.reserve(part.numel())
+                    if handle is None:
+                        send()  # never wait for room while holding some
+                        handle = self._ring.reserve_wait(part.numel())
+                    pieces.append(TensorPiece(name, descriptor, handle, at))
+                    faults.point("reserved")
+                    self._copy(part, handle)
+                    if not in_place or len(pieces) == PIECES_LIMIT:
+                        send()
+            self._finish(pieces)
+        except RingShutDown:
+            raise
+        except BaseException:
+            self.release(pieces)
+            raise
+        return tuple(pieces)
+
+    def write_if_roomy(self, name: str, tensor: torch.Tensor) -> TensorPiece | None:
+        """Copy a tensor that can be done without: only if it leaves half of the ring to others.
+
+        Returns:
+          Its only piece, or None if the ring is too full or too small for it.
+        """
+        data = bytes_of(tensor)
+        left = self._ring.capacity - self._ring.used_bytes - data.numel()
+        if data.numel() > self._ring.chunk_bytes or 2 * left < self._ring.capacity:
+            return None
+        handle = self._ring.reserve(data.numel())
+        if handle is None:
+            return None
+        piece = TensorPiece(name, _describe(tensor), handle)
+        try:
+            self._copy(data, handle)
+            self._finish([piece])
+        except RingShutDown:
+            raise
+        except BaseException:
+            self.release([piece])
+            raise
+        return piece
+
+    def release(self, pieces: Sequence[TensorPiece]) -> None:
+        """Give the room of pieces back that are not to be sent."""
+        for piece in pieces:
+            self._ring.release(piece.handle)
+
+    def _copy(self, data: torch.Tensor, handle: Handle) -> None:
+        if data.numel():
+            target = torch.frombuffer(self._ring.view(handle), dtype=torch.uint8)
+            self._platform.copy_to_host(target, data)
+
+    def _finish(self, pieces: Sequence[TensorPiece]) -> None:
+        self._platform.synchronize_event(self._platform.record_device_event())
+        faults.point("copied")
+        for piece in pieces:
+            self._ring.commit(piece.handle)
+
+
+def _describe(tensor: torch.Tensor) -> TensorDescriptor:
+    return TensorDescriptor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
