@@ -25,13 +25,20 @@ from .errors import (
 from .opening import generate as generate, open_engine as open_engine
 from .request import DiffusionRequest as DiffusionRequest, SamplingParams as SamplingParams
 from .result import (
+    Chunk as Chunk,
     Completed as Completed,
     DiffusionResult as DiffusionResult,
     Event as Event,
+    Preview as Preview,
     Progress as Progress,
     Queued as Queued,
     RequestTimings as RequestTimings,
     Started as Started,
+)
+from .sched import (
+    BaseScheduler as BaseScheduler,
+    RequestScheduler as RequestScheduler,
+    StepScheduler as StepScheduler,
 )
 from .statistics import EngineStatistics as EngineStatistics, WorkerStatistics as WorkerStatistics
 from .stream import RequestStream as RequestStream

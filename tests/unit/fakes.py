@@ -323,6 +323,12 @@ class Job:
     def output_failed(self, error: RemoteError) -> None:
         self._say(AsyncOutputKind.OUTPUT_READY, error=error)
 
+    def preview(self, piece: TensorPiece, step: int) -> None:
+        self._say(AsyncOutputKind.PREVIEW, output=(piece,), step=step)
+
+    def chunk(self, piece: TensorPiece, index: int, *, final: bool = True) -> None:
+        self._say(AsyncOutputKind.CHUNK, output=(piece,), step=index, final=final)
+
     def finish(self) -> None:
         self.compute_done()
         self.output_ready()
