@@ -190,6 +190,73 @@ def test_requests_that_configured_a_module_differently_are_not_merged():
         assert torch.equal(output, wanted)
 
 
+@pytest.mark.parametrize("merge", [False, True])
+def test_forward_hooks_belong_to_the_request_that_registered_them(merge):
+    pipeline = Pipeline()
+
+    def hooked(factor):
+        def body(pipe):
+            seen = []
+
+            def double(module, args, output):
+                seen.append(output)
+                return output * factor
+
+            x = pipe.vae(ROWS)
+            with pipe.vae.linear.register_forward_hook(double):
+                x = pipe.vae(pipe.vae(x))
+            assert len(seen) == 2
+            return pipe.vae(x) + seen[-1]
+
+        return body
+
+    with torch.no_grad():
+        bodies = [hooked(2.0), hooked(3.0), three_calls]
+        expected = [body(copy.deepcopy(pipeline)) for body in bodies]
+    for output, wanted in zip(run(pipeline, *bodies, merge=merge), expected, strict=True):
+        torch.testing.assert_close(output, wanted, rtol=1e-5, atol=0)
+    assert not pipeline.vae.linear._forward_hooks
+
+
+class Keeping:
+    """An attention processor that keeps what it computed, for the pipeline to look at."""
+
+    def __init__(self):
+        self.map = None
+
+
+class Attention(Layer):
+    """A layer with a processor."""
+
+    def __init__(self):
+        super().__init__()
+        self.processor = Keeping()
+
+    def forward(self, x):
+        self.processor.map = super().forward(x)
+        return self.processor.map.sin()
+
+
+def test_attention_processors_that_keep_what_they_compute_are_not_merged():
+    pipeline = Pipeline()
+    pipeline.vae = Attention()
+
+    def looking(factor):
+        def body(pipe):
+            pipe.vae.processor = Keeping()
+            x = pipe.vae(ROWS * factor)
+            return x + pipe.vae.processor.map
+
+        return body
+
+    with torch.no_grad():
+        expected = [looking(n)(copy.deepcopy(pipeline)) for n in (1.0, 2.0)]
+    for merge in (False, True):
+        outputs = run(pipeline, looking(1.0), looking(2.0), merge=merge)
+        for output, wanted in zip(outputs, expected, strict=True):
+            assert torch.equal(output, wanted)
+
+
 @pytest.mark.filterwarnings("ignore:`upcast_vae` is deprecated:FutureWarning")
 def test_half_precision_sdxl_casts_its_autoencoder_and_requests_stay_equal():
     pipeline = load_pipeline("random:sdxl", {}, device="cpu", dtype=None)

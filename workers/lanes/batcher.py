@@ -173,17 +173,34 @@ class Batcher:
             plan.refusal = str(outcome.error)
 
     def _find(self, probe: Probe) -> Reading:
-        """Run a probe so that it leaves no trace in the global generators."""
+        """Run a probe so that it leaves no trace, in random generators or attention processors."""
         generators = self._hub.thread.generators
+        kept = self._hub.thread.slots.kept()
         before = take_snapshot(generators)
         try:
             reading = probe.find()
         finally:
             after = take_snapshot(generators)
             restore_snapshot(before, generators)
+            quiet = _put_back(kept)
         if not before.same(after):
             raise NotMergeable("it draws random numbers")
+        if not quiet:
+            raise NotMergeable("its attention processors keep something of each call")
         return reading
+
+
+def _put_back(kept: Sequence[tuple[Any, dict[str, Any]]]) -> bool:
+    """Give processors what they held; say whether they still held that."""
+    changed = [(one, held) for one, held in kept if not _holds(vars(one), held)]
+    for one, held in changed:
+        vars(one).clear()
+        vars(one).update(held)
+    return not changed
+
+
+def _holds(present: dict[str, Any], held: dict[str, Any]) -> bool:
+    return present.keys() == held.keys() and all(present[name] is held[name] for name in held)
 
 
 def _pending(lane: Lane) -> ComponentCall:

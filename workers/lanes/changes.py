@@ -67,6 +67,27 @@ class ModuleChanges:
                     self._slots.watch(Slot(part, name), old.get(name, ABSENT))
         return result
 
+    def hook(
+        self,
+        module: nn.Module,
+        name: str,
+        method: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run `register_forward_hook` or its kin; only this lane's calls will meet the hook.
+
+        Args:
+            module: The shared module.
+            name: The method's name.
+            method: The method.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
+        where = name.replace("register", "") + "s"
+        self.write(module, where, getattr(module, where).copy())
+        return method(*args, **kwargs)
+
     def write(self, module: nn.Module, name: str, value: Any) -> None:
         """Set an attribute of a module, for this lane only."""
         slot = Slot(module, name)

@@ -23,6 +23,7 @@ _CONFIGURING = ("_set", "add_", "delete_", "disable_", "enable_", "fuse_", "set_
 _DESCRIBING = ("get_input_embeddings", "get_output_embeddings", "get_decoder", "get_encoder")
 _PRIVATE_COMPUTE = frozenset(("_encode", "_decode"))
 _MOVING = frozenset(("to", "half", "float", "double", "bfloat16", "cuda", "cpu"))
+_HOOKING = frozenset(("register_forward_hook", "register_forward_pre_hook"))
 _SWITCHING = frozenset(("eval", "train", "requires_grad_", "apply"))
 
 
@@ -79,6 +80,8 @@ class ModuleProxy:
                 result = lane.changes.recast(lane, real, name, args, kwargs)
             elif role == "configure":
                 result = lane.changes.reconfigure(real, method, args, kwargs)
+            elif role == "hook":
+                result = lane.changes.hook(real, name, method, args, kwargs)
             else:
                 result = method(*args, **kwargs)
             return self if result is real else self._wrap(result, f"{name}()")
@@ -139,13 +142,15 @@ def _role(owner: type, name: str) -> str | None:
 
     Returns:
         "compute" (a component call), "recast" (moves or casts the shared weights), "configure"
-        (writes attributes of the shared module), "context", "describe" (may return parts) or None
-        (harmless).
+        (writes attributes of the shared module), "hook" (has it call something of the lane's),
+        "context", "describe" (may return parts) or None (harmless).
     """
     if name == "cache_context":
         return "context"
     if name in _MOVING or name in _SWITCHING:
         return "recast"
+    if name in _HOOKING:
+        return "hook"
     if name.startswith(_CONFIGURING):
         return "configure"
     if name.startswith(_DESCRIBING) or name == "get_submodule":

@@ -95,6 +95,11 @@ class Slots:
         """
         self._watched.setdefault((id(slot.owner), slot.name), (slot, shared))
 
+    def kept(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Return the processors with what each holds, to see what a call leaves in them."""
+        processors = (module.processor for module in self._attentions)
+        return [(one, dict(vars(one))) for one in processors if hasattr(one, "__dict__")]
+
     def token(self, values: list[Any]) -> int:
         """Return a number that is the same for values under which a component computes the same.
 
@@ -141,5 +146,7 @@ def _alike(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, _PLAIN):
         return bool(a == b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(a[key] is b[key] for key in a)
     ours, theirs = getattr(a, "__dict__", None), getattr(b, "__dict__", None)
     return ours is not None and ours == theirs and all(isinstance(v, _PLAIN) for v in ours.values())
