@@ -173,6 +173,27 @@ def test_methods_that_configure_a_module_count_for_their_request():
     assert pipeline.vae.tiling is False
 
 
+def test_parts_that_a_request_walks_through_are_its_own_too():
+    pipeline = Pipeline()
+    pipeline.vae = nn.Sequential(Layer())
+
+    def walking(pipe):
+        x = pipe.vae(ROWS)
+        for part in pipe.vae.modules():
+            if type(part) is Layer:
+                part.scale = 2.0
+        x = pipe.vae(pipe.vae(x))
+        next(iter(pipe.vae.children())).scale = 3.0
+        return pipe.vae(x)
+
+    with torch.no_grad():
+        bodies = [walking, three_calls]
+        expected = [body(copy.deepcopy(pipeline)) for body in bodies]
+    for output, wanted in zip(run(pipeline, *bodies), expected, strict=True):
+        assert torch.equal(output, wanted)
+    assert pipeline.vae[0].scale == 1.0
+
+
 def test_requests_that_configured_a_module_differently_are_not_merged():
     pipeline = Pipeline()
 

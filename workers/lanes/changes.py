@@ -22,6 +22,7 @@ class ModuleChanges:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._recast: dict[int, ModuleState] = {}
+        self._suspects: list[tuple[nn.Module, dict[str, Any]]] = []
 
     def recast(
         self,
@@ -59,13 +60,22 @@ class ModuleChanges:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run a method that configures a module, and keep to the lane what it writes."""
-        before = [(part, dict(vars(part))) for part in module.modules()]
+        self.suspect(module)
         result = method(*args, **kwargs)
-        for part, old in before:
+        self.settle()
+        return result
+
+    def suspect(self, module: nn.Module) -> None:
+        """Expect attributes of a module's parts to be written, unseen by any proxy."""
+        self._suspects += [(part, dict(vars(part))) for part in module.modules()]
+
+    def settle(self) -> None:
+        """Keep to the lane what was written on suspects; called before another lane runs."""
+        for part, old in self._suspects:
             for name, value in vars(part).items():
                 if name != "processor" and old.get(name, part) is not value:
                     self._slots.watch(Slot(part, name), old.get(name, ABSENT))
-        return result
+        self._suspects.clear()
 
     def hook(
         self,

@@ -166,6 +166,7 @@ class Lane:
             if not self.cancelled:
                 self.error = error
         finally:
+            self.changes.settle()
             self.done = True
 
     def call(
@@ -205,6 +206,7 @@ class Lane:
         return outcome
 
     def _suspend(self) -> Outcome:
+        self.changes.settle()
         hub = self._greenlet.parent
         message = hub.switch()
         while not isinstance(message, Outcome):

@@ -21,6 +21,7 @@ _LIBRARY = (  # methods that these define describe, move or configure a module; 
 )
 _CONFIGURING = ("_set", "add_", "delete_", "disable_", "enable_", "fuse_", "set_", "unfuse_")
 _DESCRIBING = ("get_input_embeddings", "get_output_embeddings", "get_decoder", "get_encoder")
+_WALKING = ("modules", "named_modules", "children", "named_children")
 _PRIVATE_COMPUTE = frozenset(("_encode", "_decode"))
 _MOVING = frozenset(("to", "half", "float", "double", "bfloat16", "cuda", "cpu"))
 _HOOKING = frozenset(("register_forward_hook", "register_forward_pre_hook"))
@@ -80,6 +81,9 @@ class ModuleProxy:
                 result = lane.changes.recast(lane, real, name, args, kwargs)
             elif role == "configure":
                 result = lane.changes.reconfigure(real, method, args, kwargs)
+            elif role == "walk":
+                lane.changes.suspect(real)
+                result = method(*args, **kwargs)
             elif role == "hook":
                 result = lane.changes.hook(real, name, method, args, kwargs)
             else:
@@ -143,7 +147,7 @@ def _role(owner: type, name: str) -> str | None:
     Returns:
         "compute" (a component call), "recast" (moves or casts the shared weights), "configure"
         (writes attributes of the shared module), "hook" (has it call something of the lane's),
-        "context", "describe" (may return parts) or None (harmless).
+        "walk" (gives all parts away), "context", "describe" (may return parts) or None (harmless).
     """
     if name == "cache_context":
         return "context"
@@ -151,6 +155,8 @@ def _role(owner: type, name: str) -> str | None:
         return "recast"
     if name in _HOOKING:
         return "hook"
+    if name in _WALKING:
+        return "walk"
     if name.startswith(_CONFIGURING):
         return "configure"
     if name.startswith(_DESCRIBING) or name == "get_submodule":
