@@ -1,73 +1,27 @@
-"""The model runner: runs waves of requests on one pipeline, unmodified."""
+"""The model runner: runs requests on one pipeline, in waves or step by step."""
 
-import secrets
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
-
-import torch
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 from .capabilities import capabilities_of
+from .endings import Endings
+from .lane_steps import LaneSteps, Progress, open_lane
 from .lanes import Batcher, Hub, Lane, Lockstep
-from .outputs import tensors_of
 from .platform import Platform
+from .requests import RunnerEvents, RunnerOutput, RunnerRequest
 
-
-@dataclass
-class RunnerRequest:
-    """One call of the pipeline.
-
-    Attributes:
-        request_id: Names the request in events.
-        kwargs: The pipeline's keyword arguments; the runner may keep and change them.
-        cancelled: Asked before each component call; True ends the request there.
-        seed: Seeds the global random generators for the request; None: the seed of the generator
-            among `kwargs`, or a fresh one.
-    """
-
-    request_id: str
-    kwargs: dict[str, Any]
-    cancelled: Callable[[], bool] = field(default=lambda: False)
-    seed: int | None = None
-
-
-@dataclass
-class RunnerOutput:
-    """How a request ended.
-
-    Attributes:
-        request_id: The request's.
-        tensors: What the pipeline made, on the device: `images` (n, 3, H, W) in [0, 1], `frames`
-            (n, F, C, H, W), `latents`, ...
-        error: The traceback, as text.
-        error_type: The class name of the exception.
-        aborted: The request was cancelled before it was finished.
-        fatal: The device context is lost; no further request can run.
-    """
-
-    request_id: str
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    error: str | None = None
-    error_type: str | None = None
-    aborted: bool = False
-    fatal: bool = False
-
-
-class RunnerEvents(Protocol):
-    """What the runner tells; called on the runner's thread, between component calls."""
-
-    def on_progress(self, request_id: str, step: int, total: int | None) -> None:
-        """A request has made `step` of `total` denoising steps; None: not known yet."""
-
-    def on_done(self, output: RunnerOutput) -> None:
-        """A request has ended; others of the wave may go on."""
+__all__ = ["DiffusionModelRunner", "RunnerEvents", "RunnerOutput", "RunnerRequest"]
 
 
 class DiffusionModelRunner:
     """Runs requests on a pipeline, each in a lane of its own, merging what can be merged.
 
-    Everything happens on the thread that calls `execute_model_batch`, always the same one.
+    Everything happens on the thread that calls the methods, always the same one. While requests of
+    step mode are open, the thread is theirs between ticks too, but for torch's modes: whoever wants
+    to draw random numbers there, or to look at or change the pipeline, calls `release_thread`
+    first.
     """
 
     def __init__(self, pipeline: Any, platform: Platform, *, merge: bool = True) -> None:
@@ -82,6 +36,8 @@ class DiffusionModelRunner:
         self._platform = platform
         self._hub = Hub(pipeline, platform, merge=merge)
         self._batcher = Batcher(self._hub)
+        self._endings = Endings(platform)
+        self._steps = LaneSteps(self._hub, self._batcher, self._endings)
 
     def capabilities(self) -> dict[str, Any]:
         """Describe the pipeline in plain values; see `capabilities_of`."""
@@ -94,14 +50,43 @@ class DiffusionModelRunner:
             requests: The wave. An error in one of them does not concern the others.
             events: Told about progress, and about each request as soon as it ends.
         """
+        wave = _Wave(self._endings, events)
         with self._hub:
-            wave = _Wave(self._platform, events)
-            self._hub.on_change = wave.on_change
             for request in requests:
-                wave.add(request, self._open(request))
+                wave.add(self._hub, request)
             Lockstep(self._hub, self._batcher).run(wave.lanes)
             if self._hub.poison is not None:
+                left = wave.lanes
                 wave.fail_rest(self._hub.poison)
+                self._hub.abandon(left)
+
+    def execute_stepwise(
+        self, new: Sequence[RunnerRequest], scheduled: Sequence[str], events: RunnerEvents
+    ) -> list[Progress]:
+        """Run one tick: take requests on, end cancelled ones, make one step of those scheduled.
+
+        Args:
+            new: Requests to keep from now on. They begin when they are first scheduled.
+            scheduled: Ids of the requests to advance; those that are not open are passed over.
+            events: Told about each request that ends, scheduled or not, as soon as it does.
+
+        Returns:
+            For each scheduled request that is still open, in order: its id, how many steps it has
+            made, and of how many (None: not known yet).
+        """
+        return self._steps.tick(new, scheduled, events)
+
+    def abandon_steps(self) -> None:
+        """End all open requests of step mode; nobody is told."""
+        self._steps.abandon()
+
+    def release_thread(self) -> None:
+        """Let the thread be used for something else until the next wave or tick.
+
+        The global random generators and the shared modules are then as they would be without
+        requests. What is changed on the modules counts for open requests too.
+        """
+        self._hub.release()
 
     def statistics(self) -> dict[str, Any]:
         """Return counts of calls, merges and probes, and which calls are not merged and why."""
@@ -113,78 +98,39 @@ class DiffusionModelRunner:
         plans = sum(bool(plan.readings) for plan in self._batcher.book)
         return {**asdict(self._batcher.counts), "plans": plans, "refused": refused}
 
-    def _open(self, request: RunnerRequest) -> Lane:
-        seed = request.seed if request.seed is not None else _seed_of(request.kwargs)
-        return self._hub.open(request.kwargs, seed, request.cancelled)
-
 
 class _Wave:
     """The requests of one wave, and what has been told about them."""
 
-    def __init__(self, platform: Platform, events: RunnerEvents) -> None:
-        self._platform = platform
+    def __init__(self, endings: Endings, events: RunnerEvents) -> None:
+        self._endings = endings
         self._events = events
-        self._requests: dict[Lane, tuple[RunnerRequest, bool]] = {}
+        self._requests: dict[Lane, RunnerRequest] = {}
         self._told: dict[Lane, int] = {}
 
     @property
     def lanes(self) -> list[Lane]:
         return list(self._requests)
 
-    def add(self, request: RunnerRequest, lane: Lane) -> None:
-        """Follow a lane on behalf of a request."""
-        self._requests[lane] = (request, request.kwargs.get("output_type") == "latent")
+    def add(self, hub: Hub, request: RunnerRequest) -> None:
+        """Open a lane for a request, and follow it."""
+        latent = request.kwargs.get("output_type") == "latent"
+        lane = open_lane(hub, request, partial(self._on_stop, latent))
+        self._requests[lane] = request
 
-    def on_change(self, lane: Lane) -> None:
+    def _on_stop(self, latent: bool, lane: Lane) -> None:
         """Tell what is new about a lane that has stopped."""
-        request, latent = self._requests[lane]
+        request_id = self._requests[lane].request_id
         step, total = lane.progress()
         if step != self._told.get(lane, 0):
             self._told[lane] = step
-            self._events.on_progress(request.request_id, step, total)
+            self._events.on_progress(request_id, step, total)
         if lane.done:
             del self._requests[lane]
-            self._events.on_done(self._output(request.request_id, lane, latent=latent))
+            self._events.on_done(self._endings.of_lane(request_id, lane, latent=latent))
 
     def fail_rest(self, error: Exception) -> None:
         """End every request that is left, because the device is lost."""
-        for lane, (request, _) in list(self._requests.items()):
+        for lane, request in list(self._requests.items()):
             del self._requests[lane]
-            self._events.on_done(self._failure(request.request_id, error))
-
-    def _output(self, request_id: str, lane: Lane, *, latent: bool) -> RunnerOutput:
-        if lane.cancelled:
-            return RunnerOutput(request_id, aborted=True)
-        error, value, lane.value = lane.error, lane.value, None
-        if error is None:
-            try:
-                return RunnerOutput(request_id, tensors_of(value, latent=latent))
-            except Exception as odd:  # what the pipeline returned is its own affair
-                error = odd
-        return self._failure(request_id, error)
-
-    def _failure(self, request_id: str, error: Exception) -> RunnerOutput:
-        text = "".join(traceback.format_exception(error))
-        output = RunnerOutput(request_id, error=text, error_type=type(error).__name__)
-        output.fatal = self._platform.is_fatal(error)
-        if self._platform.is_out_of_memory(error):
-            _drop_frames(error)
-            self._platform.empty_cache()
-        return output
-
-
-def _seed_of(kwargs: dict[str, Any]) -> int:
-    generator = kwargs.get("generator")
-    if isinstance(generator, (list, tuple)) and generator:
-        generator = generator[0]
-    if isinstance(generator, torch.Generator):
-        return generator.initial_seed()
-    return secrets.randbits(63)
-
-
-def _drop_frames(error: BaseException | None) -> None:
-    """Forget the frames of an error and its causes: they hold the request's tensors."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
+            self._events.on_done(self._endings.of_error(request.request_id, error))

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from sidestream.workers.lanes.lockstep import PATIENCE
+from sidestream.workers.lanes.rounds import PATIENCE
 
 from .lane_helpers import rows, run_wave, runner_of
 

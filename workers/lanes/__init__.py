@@ -5,6 +5,7 @@ from .call import ComponentCall, Executor, execute_eagerly
 from .hub import Hub
 from .lane import Lane, LaneCancelled, Outcome
 from .lockstep import Lockstep
+from .stepwise import Stepwise
 
 __all__ = [
     "Batcher",
@@ -16,5 +17,6 @@ __all__ = [
     "LaneCancelled",
     "Lockstep",
     "Outcome",
+    "Stepwise",
     "execute_eagerly",
 ]

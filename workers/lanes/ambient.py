@@ -40,32 +40,74 @@ class ThreadState:
         self, slots: Slots, generators: Sequence[torch.Generator], device_types: Sequence[str]
     ) -> None:
         self.slots = slots
-        self.generators = generators
+        self.generators = list(generators)
         self._device_types = device_types
         self._bits = BitGenerators()
         self._base: Ambient | None = None
         self._current: Ambient | None = None
+        self._owners: set[Ambient] = set()
+        self._outside: list[object] = []
+        self._resting = False
+
+    @property
+    def entered(self) -> bool:
+        """Whether the thread is the lanes' at present."""
+        return self._base is not None
 
     def enter(self) -> None:
-        """Remember the state outside of all lanes; switch gradients off for the thread."""
+        """Remember the state outside of all lanes; switch gradients off for the thread.
+
+        What was changed on shared modules since `leave` is changed for all owners that have not
+        changed it themselves.
+        """
         torch.set_grad_enabled(False)
         bits = current_bits()
-        self._base = Ambient(self.modes(), [], Entropy(self.generators, bits), bits)
+        self._base = Ambient(self._modes(), [], Entropy(self.generators, bits), bits)
         self._current = self._base
+        if self._owners:
+            self._base.values = self.slots.read()
+            self._carry_over(self._base.values)
 
     def leave(self) -> None:
-        """Restore the state that `enter` remembered."""
+        """Restore the state that `enter` remembered; owners stay as they are."""
         assert self._base is not None
+        self.wake()
         self.activate(self._base)
+        self._outside = self._base.values
         self._base = self._current = None
 
-    def modes(self) -> Modes:
-        """Return the thread's modes as they are now."""
-        return read_modes(self._device_types)
+    def rest(self) -> None:
+        """Restore the modes that `enter` remembered, and nothing else, until `wake`.
 
-    def token(self) -> int:
-        """Return a number that stands for the shared modules' present configuration."""
-        return self.slots.token(self.slots.read())
+        For a short time in which the thread does nothing that draws random numbers or looks at
+        the shared modules: it takes a few microseconds, `leave` and `enter` tens of them.
+        """
+        assert self._base is not None
+        if self._current is not self._base:
+            write_modes(self._base.modes, self._put_modes_aside())
+            self._resting = True
+
+    def wake(self) -> None:
+        """Undo `rest`."""
+        if self._resting and self._current is not None:
+            write_modes(self._current.modes, self._modes())
+            self._current.pause.end()
+        self._resting = False
+
+    def modes_of(self, ambient: Ambient) -> Modes:
+        """Return the modes that an owner runs under."""
+        return self._modes() if ambient is self._current else ambient.modes
+
+    def token_of(self, ambient: Ambient) -> int:
+        """Return a number that stands for the shared modules as an owner has configured them."""
+        if ambient is self._current:
+            return self.slots.token(self.slots.read())
+        self.slots.complete(ambient.values)
+        return self.slots.token(ambient.values)
+
+    def forget_device(self) -> None:
+        """Touch nothing on the device any more, which is lost: its generators keep their state."""
+        self.generators[:] = [one for one in self.generators if one.device.type == "cpu"]
 
     def open(self, seed: int) -> Ambient:
         """Make a new owner, whose turn it is at once.
@@ -81,6 +123,7 @@ class ThreadState:
         write_modes(ambient.modes, current)
         self.slots.write(values)
         ambient.entropy.seed(seed)
+        self._owners.add(ambient)
         self._current = ambient
         return ambient
 
@@ -98,17 +141,38 @@ class ThreadState:
         """Drop an owner for good; the next owner finds the thread as it needs it."""
         if ambient is self._current:
             self._current = None
+        self._owners.discard(ambient)
         self._bits.give_back(ambient.bits)
 
     def _put_aside(self) -> Modes:
         """Keep what the present owner has; return the modes that the thread has then."""
         ambient = self._current
+        if ambient is not None:
+            ambient.values = self.slots.read()
+            ambient.entropy.capture()
+        return self._put_modes_aside()
+
+    def _put_modes_aside(self) -> Modes:
+        modes = self._modes()
+        ambient = self._current
         if ambient is None:
-            return self.modes()
-        ambient.modes = self.modes()
-        ambient.values = self.slots.read()
-        ambient.entropy.capture()
-        if not ambient.modes.inference:
-            return ambient.modes
+            return modes
+        ambient.modes = modes
+        if not modes.inference:
+            return modes
         ambient.pause.begin()
-        return self.modes()
+        return self._modes()
+
+    def _modes(self) -> Modes:
+        return read_modes(self._device_types)
+
+    def _carry_over(self, values: list[object]) -> None:
+        """Give owners what was changed outside, except where they have their own."""
+        self.slots.complete(self._outside)
+        for owner in self._owners:
+            self.slots.complete(owner.values)
+        for index, (old, new) in enumerate(zip(self._outside, values, strict=True)):
+            if new is not old:
+                for owner in self._owners:
+                    if owner.values[index] is old:
+                        owner.values[index] = new

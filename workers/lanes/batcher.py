@@ -104,6 +104,7 @@ class Batcher:
         """Run the calls as one, under the first reading that fits; False: none does."""
         for reading in plan.readings:
             outcome = lanes[0].perform(partial(self._merged, reading, lanes))
+            self._hub.note(outcome.error)
             if outcome.error is None:
                 self._deliver(lanes, outcome.value)
                 return True
@@ -165,6 +166,7 @@ class Batcher:
             [outcome.value for _, outcome in pair],
         )
         outcome = pair[0][0].perform(partial(self._find, probe))
+        self._hub.note(outcome.error)
         if outcome.error is None:
             plan.readings.append(outcome.value)
         elif isinstance(outcome.error, Inconclusive):

@@ -52,6 +52,8 @@ class Entropy:
     bit generator, so each owner has one and switching is a pointer swap; only what NumPy keeps
     beside the bit generator (half of the last pair of normals) has to be read, and only if the
     owner drew.
+
+    The list of torch's generators is shared by all owners; it shrinks when a device is lost.
     """
 
     __slots__ = ("_bits", "_generators", "_mark", "_numpy", "_python", "_torch")
@@ -84,7 +86,7 @@ class Entropy:
 
     def apply(self) -> None:
         """Give the global generators the state that was kept."""
-        for generator, state in zip(self._generators, self._torch, strict=True):
+        for generator, state in zip(self._generators, self._torch, strict=False):
             generator.set_state(state)
         random.setstate(self._python)
         _numpy.set_bit_generator(self._bits)

@@ -1,14 +1,15 @@
 """The hub: what the lanes of one pipeline share while they take turns on a thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
 from ..platform import Platform
-from .ambient import ThreadState
+from .ambient import Ambient, ThreadState
 from .call import ComponentCall, Executor, NotMergeable, Offer, execute_eagerly
+from .configuration import Configurations
 from .feature_cache import FeatureCaches
 from .lane import Lane
 from .merge import rows_of, signature_of
@@ -17,10 +18,13 @@ from .view import modules_of
 
 
 class Hub:
-    """Owns the calling thread while lanes are open; a context manager around each wave.
+    """Owns the calling thread while lanes run; a context manager around each wave and each tick.
 
-    It decides nothing: a schedule (`lockstep.py`) says whose calls run next, and a batcher
-    (`batcher.py`) runs them.
+    It decides nothing: a schedule (`lockstep.py`, `stepwise.py`) says whose calls run next, and a
+    batcher (`batcher.py`) runs them.
+
+    Lanes that are open when the body ends stay open. The thread is then theirs but for its modes,
+    until `release`: a tick costs little, and whoever else wants to use the thread has to say so.
 
     Attributes:
         pipeline: The shared pipeline.
@@ -29,7 +33,6 @@ class Hub:
         thread: The thread's state, and whose it is.
         exclusive: The lane that may change shared modules; no other may run until it is done.
         poison: The error after which the device cannot be used any more.
-        on_change: Called when a lane has stopped: at its next component call, or for good.
     """
 
     def __init__(
@@ -50,14 +53,21 @@ class Hub:
         )
         self.exclusive: Lane | None = None
         self.poison: Exception | None = None
-        self.on_change: Callable[[Lane], None] = _ignore
         self._caches = FeatureCaches(modules)
+        self._configurations = Configurations(modules)
+        self._configuration = 0
         self._open: set[Lane] = set()
 
     def __enter__(self) -> "Hub":
+        if self.thread.entered:
+            self.thread.wake()
+            return self
         for slot in self._caches.find():
             self.thread.slots.watch(slot, slot.read())
+        self._configuration = self._configurations.number()
         self.thread.enter()
+        for lane in self._open:
+            lane.forget_offer()
         return self
 
     def __exit__(
@@ -66,22 +76,45 @@ class Hub:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.on_change = _ignore
-        for lane in list(self._open):
-            lane.cancel()
-        self.thread.leave()
+        if error is not None:
+            self.abandon(self._open)
+        if self._open:
+            self.thread.rest()
+        else:
+            self.thread.leave()
 
-    def open(self, kwargs: dict[str, Any], seed: int, cancelled: Callable[[], bool]) -> Lane:
+    def release(self) -> None:
+        """Give the thread back as it was before there were lanes, for other uses than lanes.
+
+        Open lanes go on later as if nothing had happened, with the shared modules as they are then.
+        """
+        if self.thread.entered:
+            self.thread.leave()
+
+    def open(
+        self,
+        kwargs: dict[str, Any],
+        seed: int,
+        cancelled: Callable[[], bool],
+        on_stop: Callable[[Lane], None],
+    ) -> Lane:
         """Make a lane; it runs when it is started.
 
         Args:
             kwargs: What the pipeline is called with.
             seed: Seeds the global random generators as the lane sees them.
             cancelled: Asked before each of the lane's component calls.
+            on_stop: Called when the lane has stopped: at its next component call, or for good.
         """
-        lane = Lane(self, kwargs, seed, cancelled)
+        lane = Lane(self, kwargs, seed, cancelled, on_stop)
         self._open.add(lane)
         return lane
+
+    def abandon(self, lanes: Iterable[Lane]) -> None:
+        """Cancel lanes, which nobody listens to any more."""
+        for lane in list(lanes):
+            lane.on_stop = _ignore
+            lane.cancel()
 
     # ------------------------------------------------------------------ for lanes
 
@@ -92,22 +125,26 @@ class Hub:
             self.note(lane.error)
             if self.exclusive is lane:
                 self.exclusive = None
-        self.on_change(lane)
 
     def note(self, error: Exception | None) -> None:
         """Look at an error: after some of them, nothing may run any more."""
         if error is not None and self.platform.is_fatal(error):
             self.poison = error
+            self.thread.forget_device()
 
-    def offer(self, call: ComponentCall) -> Offer | None:
-        """Say which other calls this one could be merged with; called inside the lane.
+    def offer(self, call: ComponentCall, ambient: Ambient) -> Offer | None:
+        """Say which other calls this one could be merged with.
+
+        Args:
+            call: What a lane waits for.
+            ambient: The lane's share of the thread's state.
 
         Returns:
             None if the call has to run alone.
         """
-        if not self._merge or len(self._open) < 2 or self._caches.concern(call.module):
+        if not self._merge or self._caches.concern(call.module):
             return None
-        modes = self.thread.modes()
+        modes = self.thread.modes_of(ambient)
         if modes.grad:
             return None
         try:
@@ -115,7 +152,8 @@ class Hub:
             rows = rows_of(arguments)
         except NotMergeable:
             return None
-        where = (id(call.module), call.method, modes, self.thread.token())
+        token = self.thread.token_of(ambient)
+        where = (id(call.module), call.method, modes, token, self._configuration)
         return Offer((*where, signature_of(arguments, rows)), arguments, rows)
 
     def publish(self, lane: Lane, module: nn.Module) -> None:

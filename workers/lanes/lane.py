@@ -37,10 +37,10 @@ class Lane:
 
     Attributes:
         kwargs: What the pipeline is called with; dropped once it is.
+        on_stop: Told when the lane has stopped.
         pipeline: The lane's own copy of the pipeline, while it runs.
         pending: The component call that the lane waits for.
         wants_exclusive: The lane waits until no other runs before it is done with a shared module.
-        offer: What `pending` could be merged with; None: it has to run alone.
         done: The pipeline has returned, raised or been cancelled.
         value: What the pipeline returned.
         error: What the pipeline raised.
@@ -53,11 +53,16 @@ class Lane:
     """
 
     def __init__(
-        self, hub: "Hub", kwargs: dict[str, Any], seed: int, cancelled: Callable[[], bool]
+        self,
+        hub: "Hub",
+        kwargs: dict[str, Any],
+        seed: int,
+        cancelled: Callable[[], bool],
+        on_stop: Callable[["Lane"], None],
     ) -> None:
         self.kwargs = kwargs
+        self.on_stop = on_stop
         self.pending: ComponentCall | None = None
-        self.offer: Offer | None = None
         self.wants_exclusive = False
         self.done = False
         self.value: Any = None
@@ -70,7 +75,11 @@ class Lane:
         self._hub = hub
         self._seed = seed
         self._asked = cancelled
+        self._offer: Offer | None = None
+        self._offered = False
         self._visited: dict[Any, set[Any]] = {}
+        self._called: set[tuple[str, str]] = set()
+        self._repeated: set[tuple[str, str]] = set()
         self._steps_asked: int | None = kwargs.get("num_inference_steps")
         self._busy = False
         self._contexts: tuple[CacheContext, ...] = ()
@@ -125,12 +134,13 @@ class Lane:
             if self._ambient is not None:
                 self._hub.thread.close(self._ambient)
         self._hub.stopped(self)
+        self.on_stop(self)
         if self.done:
             self._let_go()
 
     def _let_go(self) -> None:
         """Break the cycles between the lane and what it made: nothing waits for the collector."""
-        self.pending = self.offer = None
+        self.pending = self._offer = None
         for observer in self._observers:
             observer.scheduler = None
         self.pipeline, self._observers = None, []
@@ -139,13 +149,36 @@ class Lane:
     def progress(self) -> tuple[int, int | None]:
         """Return how many denoising steps were made, and of how many (None: not known)."""
         if self._observers:
-            return self.steps, total_steps(self.pipeline, self._observers)
-        return self.denoiser_calls, self._steps_asked
+            return self.step, total_steps(self.pipeline, self._observers)
+        return self.step, self._steps_asked
+
+    @property
+    def step(self) -> int:
+        """How many denoising steps were made; calls of the denoiser where nothing counts steps."""
+        return self.steps if self._observers else self.denoiser_calls
+
+    @property
+    def started(self) -> bool:
+        """Whether the pipeline has been called."""
+        return self._greenlet is not None
 
     @property
     def at_denoiser(self) -> bool:
-        """Whether the lane waits for a denoiser."""
-        return self.pending is not None and self.pending.at_denoiser
+        """Whether the lane waits for a denoiser, or for what it has called in an earlier step."""
+        call = self.pending
+        return call is not None and (call.at_denoiser or (call.path, call.method) in self._repeated)
+
+    @property
+    def offer(self) -> Offer | None:
+        """What the pending call could be merged with; None: it has to run alone."""
+        if not self._offered and self.pending is not None:
+            self._offer = self._hub.offer(self.pending, self._ambient)
+            self._offered = True
+        return self._offer
+
+    def forget_offer(self) -> None:
+        """Look again at what the pending call could be merged with: modules may have changed."""
+        self._offer, self._offered = None, False
 
     def may_come_to(self, signature: Any) -> bool:
         """Whether the lane may make a call of this signature: it has, or has not come that far."""
@@ -195,9 +228,11 @@ class Lane:
 
     def _await(self, call: ComponentCall) -> Outcome:
         self.pending = call
-        self.offer = offer = self._hub.offer(call)
         outcome = self._suspend()
-        self.pending = self.offer = None
+        offer = self._offer
+        self.pending = None
+        self.forget_offer()
+        self._called.add((call.path, call.method))
         self.calls += 1
         self.waited = 0
         self.denoiser_calls += call.at_denoiser
@@ -242,6 +277,8 @@ class Lane:
     def on_step(self) -> None:
         """Note that one of the private schedulers has made a step."""
         self.steps += 1
+        self._repeated |= self._called
+        self._called.clear()
 
     def become_exclusive(self) -> None:
         """Suspend the lane until no other may run before it gives way."""

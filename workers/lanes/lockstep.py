@@ -1,75 +1,25 @@
 """The schedule of request mode: the lanes of a wave run to their end, together where they can."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from .batcher import Batcher
 from .hub import Hub
-from .lane import Lane, Outcome
-
-PATIENCE = 4  # rounds that a lane waits for others to come to the same call
+from .lane import Lane
+from .rounds import Rounds
 
 
 class Lockstep:
-    """Drives lanes round by round; in each round every lane makes one component call, or waits.
-
-    The calls of one step often come in phases (negative, positive prompt). Lanes in different
-    phases would never meet if all of them advanced in every round, so those that may be met are
-    held back.
-    """
+    """Drives the lanes of a wave; see `Rounds`."""
 
     def __init__(self, hub: Hub, batcher: Batcher) -> None:
         self._hub = hub
-        self._batcher = batcher
+        self._rounds = Rounds(hub, batcher)
 
     def run(self, lanes: Sequence[Lane]) -> None:
         """Run the lanes until all are done, or until the device is lost."""
-        for lane in lanes:
-            if not lane.cancel_if_asked():
-                lane.start()
-        while waiting := [lane for lane in lanes if not lane.cancel_if_asked()]:
-            if self._hub.poison is not None:
+        self._rounds.start(lanes)
+        while self._hub.poison is None:
+            waiting = [lane for lane in lanes if not lane.cancel_if_asked()]
+            if not waiting:
                 return
-            asking = next((lane for lane in waiting if lane.wants_exclusive), None)
-            if self._hub.exclusive is not None:
-                self._batcher.run([self._hub.exclusive])
-            elif asking is not None:
-                self._hub.exclusive = asking
-                asking.resume(Outcome(None))
-            else:
-                self._round(waiting)
-
-    def _round(self, waiting: Sequence[Lane]) -> None:
-        first, *others = sorted(_groups(waiting), key=_urgency)
-        running = [first]
-        for group in others:
-            if _worth_holding(group, first):
-                for lane in group:
-                    lane.waited += 1
-            else:
-                running.append(group)
-        for group in running:
-            if self._hub.poison is None:
-                self._batcher.run(group)
-
-
-def _groups(lanes: Iterable[Lane]) -> list[list[Lane]]:
-    groups: dict[Any, list[Lane]] = {}
-    for lane in lanes:
-        key = lane if lane.offer is None else lane.offer.signature
-        groups.setdefault(key, []).append(lane)
-    return list(groups.values())
-
-
-def _urgency(group: Sequence[Lane]) -> tuple[int, int]:
-    """Largest groups first, then those who are furthest behind."""
-    return (-len(group), min(lane.calls for lane in group))
-
-
-def _worth_holding(group: Sequence[Lane], first: Sequence[Lane]) -> bool:
-    """Whether lanes of `first` are likely to come to the call that `group` waits for."""
-    lane = group[0]
-    if lane.offer is None or any(member.waited >= PATIENCE for member in group):
-        return False
-    finishing = lane.steps > 0 and not lane.at_denoiser
-    return not finishing and any(other.may_come_to(lane.offer.signature) for other in first)
+            self._rounds.advance(waiting)

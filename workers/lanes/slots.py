@@ -62,17 +62,22 @@ class Slots:
         """Give every attribute its value, touching only what differs.
 
         Args:
-            values: From `read`. Attributes watched since then get the value that everybody shares.
+            values: From `read`; completed here.
         """
-        split = len(self._attentions)
+        self.complete(values)
         for module, processor in zip(self._attentions, values, strict=False):
             if module.processor is not processor:
                 _set_processor(module, processor)
-        watched = values[split:]
-        for index, (slot, shared) in enumerate(self._watched.values()):
-            value = watched[index] if index < len(watched) else shared
+        watched = values[len(self._attentions) :]
+        for (slot, _), value in zip(self._watched.values(), watched, strict=True):
             if slot.read() is not value:
                 slot.write(value)
+
+    def complete(self, values: list[Any]) -> None:
+        """Add what a lane starts with for attributes that are watched since `values` were read."""
+        missing = len(self._attentions) + len(self._watched) - len(values)
+        for slot, shared in list(self._watched.values())[len(self._watched) - missing :]:
+            values.append(shared if slot.fresh is None else slot.fresh())
 
     def fresh(self, shared: list[Any]) -> list[Any]:
         """Return the values that a new lane starts with.
@@ -81,6 +86,7 @@ class Slots:
             shared: The values outside of all lanes.
         """
         values = list(shared)
+        self.complete(values)
         for index, (slot, _) in enumerate(self._watched.values(), len(self._attentions)):
             if slot.fresh is not None:
                 values[index] = slot.fresh()

@@ -1,0 +1,60 @@
+"""What goes into the runner and what comes out: requests, outputs, events."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass
+class RunnerRequest:
+    """One call of the pipeline.
+
+    Attributes:
+        request_id: Names the request in events.
+        kwargs: The pipeline's keyword arguments; the runner may keep and change them.
+        cancelled: Asked before each component call; True ends the request there.
+        seed: Seeds the global random generators for the request; None: the seed of the generator
+            among `kwargs`, or a fresh one.
+    """
+
+    request_id: str
+    kwargs: dict[str, Any]
+    cancelled: Callable[[], bool] = field(default=lambda: False)
+    seed: int | None = None
+
+
+@dataclass
+class RunnerOutput:
+    """How a request ended.
+
+    Attributes:
+        request_id: The request's.
+        tensors: What the pipeline made, on the device: `images` (n, 3, H, W) in [0, 1], `frames`
+            (n, F, C, H, W), `latents`, ...
+        error: The traceback, as text.
+        error_type: The class name of the exception.
+        aborted: The request was cancelled before it was finished.
+        fatal: The device context is lost; no further request can run.
+    """
+
+    request_id: str
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: str | None = None
+    error_type: str | None = None
+    aborted: bool = False
+    fatal: bool = False
+
+
+class RunnerEvents(Protocol):
+    """What the runner tells; called on the runner's thread, between component calls."""
+
+    def on_progress(self, request_id: str, step: int, total: int | None) -> None:
+        """A request has made `step` of `total` denoising steps; None: not known yet.
+
+        In request mode only: a tick returns the progress of its requests.
+        """
+
+    def on_done(self, output: RunnerOutput) -> None:
+        """A request has ended; others may go on."""
