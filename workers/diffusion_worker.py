@@ -111,6 +111,7 @@ class DiffusionWorker:
         """
         if method not in self._exposed:
             raise ValueError(f"no method {method!r}; there are {', '.join(self._exposed)}")
+        self._runner.release_thread()
         return self._exposed[method](*args)
 
     def _device_statistics(self) -> dict[str, Any]:
