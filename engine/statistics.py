@@ -38,6 +38,8 @@ class EngineStatistics:
 
     waiting: int
     """Requests in the queue."""
+    preempted: int
+    """Of these, requests that have run already and gave way to more urgent ones."""
     running: int
     """Requests whose forward has been dispatched and has not ended."""
     aborting: int
@@ -80,6 +82,7 @@ def engine_statistics(
     )
     return EngineStatistics(
         waiting=scheduler.num_waiting,
+        preempted=scheduler.num_preempted,
         running=scheduler.num_running,
         aborting=sum(claim.state in LEFT for claim in ledger),
         pending_outputs=sum(load.outputs for load in loads),

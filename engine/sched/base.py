@@ -64,6 +64,12 @@ class BaseScheduler(abc.ABC):
         """Requests whose forward has been dispatched and has not ended."""
         return len(self._running)
 
+    @property
+    def num_preempted(self) -> int:
+        """Of those that wait, requests that have run already and lost their place."""
+        preempted = DiffusionRequestStatus.PREEMPTED
+        return sum(state.status is preempted for state in self._waiting.values())
+
     def status(self, request_id: str) -> DiffusionRequestStatus | None:
         """Return where a request stands, None if it is not (or no longer) here."""
         state = self._requests.get(request_id)

@@ -23,8 +23,11 @@ SIDES = (1, 16, 64, 200, 333, 512)
 
 
 @pytest.mark.parametrize("executor", ["uni", "mp"])
-async def test_each_result_is_its_own(executor: str) -> None:
-    config = synthetic(executor, options={"steps": 3}, max_num_seqs=3, output_ring_bytes=MEBIBYTE)
+@pytest.mark.parametrize("mode", ["request", "step"])
+async def test_each_result_is_its_own(executor: str, mode: str) -> None:
+    config = synthetic(
+        executor, options={"steps": 3}, max_num_seqs=3, output_ring_bytes=MEBIBYTE, mode=mode
+    )
     ends = {"result": 0, "cancelled": 0}
     async with open_engine(config) as engine:
         with trio.fail_after(60):
@@ -43,10 +46,19 @@ async def call(engine: DiffusionEngine, chance: random.Random, ends: dict[str, i
         value = chance.randrange(251)
         height, width = chance.choice(SIDES), chance.choice(SIDES)
         arguments: dict[str, Any] = {"seed": value + 251 * chance.randrange(1000)}
+        urgency = chance.choice([0, 0, 1, 2])  # in step mode they take each other's places
+        steps = chance.randint(1, 5)
         if chance.random() < 0.3:
             arguments = {"extra_args": {"image": np.full((40, 50, 3), value, np.uint8)}}
         generate = partial(
-            engine.generate, "a", height=height, width=width, output_type="raw", **arguments
+            engine.generate,
+            "a",
+            height=height,
+            width=width,
+            num_inference_steps=steps,
+            priority=urgency,
+            output_type="raw",
+            **arguments,
         )
         delay = chance.choice([0.0, 0.001, 0.005, 0.02]) if chance.random() < 0.5 else 60.0
         with trio.move_on_after(delay):

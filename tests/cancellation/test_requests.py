@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from sidestream.engine import DiffusionEngine, Event, Queued, RequestAborted, Started, open_engine
 
@@ -72,6 +73,29 @@ async def wave_of_four(engine: DiffusionEngine, gate: OutputGate) -> None:
     assert engine.statistics().waves_dispatched == waves + 1
 
 
+async def preempted(engine: DiffusionEngine, gate: OutputGate) -> None:
+    """Four run; one more urgent takes the place of one of them, and gives it back."""
+    async with trio.open_nursery() as nursery:
+        for seed in range(4):
+            nursery.start_soon(
+                partial(engine.generate, "a", seed=seed, num_inference_steps=4, output_type="raw")
+            )
+        await trio.testing.wait_all_tasks_blocked()
+        result = await engine.generate(
+            "a", seed=9, num_inference_steps=1, priority=1, output_type="raw"
+        )
+        assert values_of(result) == [9]
+
+
+async def stagger(engine: DiffusionEngine, gate: OutputGate) -> None:
+    """Requests join and leave the running set at different steps."""
+    async with trio.open_nursery() as nursery:
+        for steps in (1, 4, 2):
+            async with engine.stream("a", num_inference_steps=2) as events:
+                nursery.start_soon(partial(engine.generate, "a", num_inference_steps=steps))
+                await until(events, Started)
+
+
 async def abort_queued(engine: DiffusionEngine, gate: OutputGate) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(aborted, engine, "runs", Started)
@@ -125,10 +149,12 @@ async def holding(gate: OutputGate) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def gated_engine(executor: str) -> AsyncIterator[tuple[DiffusionEngine, OutputGate]]:
+async def gated_engine(
+    executor: str, mode: str
+) -> AsyncIterator[tuple[DiffusionEngine, OutputGate]]:
     """Open an engine with the smallest rings."""
     gate = OutputGate()
-    config = synthetic(gated(executor, gate), max_num_seqs=4, output_ring_bytes=MEBIBYTE)
+    config = synthetic(gated(executor, gate), max_num_seqs=4, output_ring_bytes=MEBIBYTE, mode=mode)
     async with open_engine(config) as engine:
         yield engine, gate
 
@@ -148,10 +174,27 @@ SCENARIOS: dict[Scenario, set[str]] = {
 }
 """Each scenario, and in which conditions of the engine it must have been cancelled at least."""
 
+STEP_SCENARIOS: dict[Scenario, set[str]] = {
+    generate: {"waiting", "running"},
+    generate_from_picture: {"waiting", "running"},
+    generate_held: {"waiting", "running", "pending_outputs"},
+    stream: {"waiting", "running"},
+    preempted: {"waiting", "running", "preempted"},
+    stagger: {"waiting", "running"},
+    abort_running: {"waiting", "running", "aborting"},
+}
+
 
 @pytest.mark.parametrize("executor", ["uni", "mp"])
-async def test_whatever_step_a_request_is_cancelled_at_nothing_is_left(executor: str) -> None:
-    async with gated_engine(executor) as (engine, gate):
+@pytest.mark.parametrize(
+    ("mode", "scenarios"),
+    [("request", SCENARIOS), ("step", STEP_SCENARIOS)],
+    ids=["request", "step"],
+)
+async def test_whatever_step_a_request_is_cancelled_at_nothing_is_left(
+    executor: str, mode: str, scenarios: dict[Scenario, set[str]]
+) -> None:
+    async with gated_engine(executor, mode) as (engine, gate):
         await engine.generate("a", seed=1, output_type="uint8")  # brings threads and imports
         await assert_idle(engine)
         before = survey()
@@ -164,7 +207,7 @@ async def test_whatever_step_a_request_is_cancelled_at_nothing_is_left(executor:
             result = await engine.generate("a", seed=77, output_type="raw")
             assert values_of(result) == [77]
 
-        for scenario, conditions in SCENARIOS.items():
+        for scenario, conditions in scenarios.items():
             seen: set[str] = set()
             note = partial(_note_holdings, engine, seen)
             run = partial(scenario, engine, gate)

@@ -99,7 +99,7 @@ def holdings(engine: DiffusionEngine) -> dict[str, object]:
     """Return what the engine holds for requests, by the name in its statistics; empty when idle."""
     statistics = asdict(engine.statistics())
     names = (
-        "waiting running aborting pending_outputs claims waves cancel_slots_used"
+        "waiting preempted running aborting pending_outputs claims waves cancel_slots_used"
         " ring_bytes_used ring_bytes_held"
     )
     return {name: statistics[name] for name in names.split() if statistics[name]}
