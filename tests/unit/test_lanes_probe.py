@@ -276,6 +276,27 @@ def test_a_probe_draws_nothing_from_the_requests_random_numbers():
     assert runner.statistics()["merged_calls"] == 2
 
 
+def test_a_component_that_empties_the_lists_it_is_given_is_merged():
+    def emptying(sample, residuals):
+        while residuals:
+            sample = sample * 0.5 + residuals.pop(0)
+        return sample
+
+    class Guided(OneModule):
+        def __call__(self, sample, residuals):
+            for _ in range(3):
+                sample = self.unet(sample, residuals=list(residuals))
+            return sample
+
+    pipeline = Guided(Component(emptying))
+    calls = [call(n, residuals=[rows(n + 5), rows(n + 9)]) for n in range(3)]
+    expected = results(pipeline, calls)
+    runner = runner_of(pipeline, merge=True)
+    for output, wanted in zip(run_wave(runner, calls), expected, strict=True):
+        assert torch.allclose(output.tensors["output"], wanted, atol=1e-6)
+    assert runner.statistics()["merged_calls"] == 2
+
+
 def test_equal_shared_tables_merge_and_different_ones_do_not():
     pipeline = OneModule(Component(lambda sample, table: sample * table))
     runner = runner_of(pipeline, merge=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .call import ComponentCall, NotMergeable, Offer
+from .call import Arguments, ComponentCall, NotMergeable, Offer
 from .entropy import restore_snapshot, take_snapshot
 from .hub import Hub
 from .lane import Lane, Outcome
@@ -14,6 +14,7 @@ from .plans import Plan, PlanBook
 from .probe import Inconclusive, Probe
 from .readings import Reading
 from .sameness import Sameness
+from .structure import copied
 
 
 @dataclass(slots=True)
@@ -145,24 +146,27 @@ class Batcher:
 
     def _separately_with_probe(self, plan: Plan, lanes: Sequence[Lane]) -> None:
         """Run the calls separately, and find out on two of them how they could have been merged."""
+        # some components empty the lists that they are given
+        arguments = {lane: copied(_offer(lane).arguments) for lane in lanes}
         ran = self._execute_each(lanes)
         good = [(lane, outcome) for lane, outcome in ran if outcome.error is None]
         if len(good) >= 2 and plan.may_probe:
-            self._probe(plan, good)
+            self._probe(plan, good, arguments)
         for lane, outcome in ran:
             lane.resume(outcome)
 
-    def _probe(self, plan: Plan, ran: Sequence[tuple[Lane, Outcome]]) -> None:
+    def _probe(
+        self, plan: Plan, ran: Sequence[tuple[Lane, Outcome]], arguments: dict[Lane, Arguments]
+    ) -> None:
         self.counts.probes += 1
         plan.probes += 1
         ran = sorted(ran, key=lambda pair: _offer(pair[0]).rows)
         pair = (ran[0], ran[-1])
-        offers = [_offer(lane) for lane, _ in pair]
         call = _pending(pair[0][0])
         probe = Probe(
-            lambda arguments: self._hub.executor(call.with_arguments(arguments)),
-            [offer.arguments for offer in offers],
-            [offer.rows for offer in offers],
+            lambda arguments: self._hub.executor(call.with_arguments(copied(arguments))),
+            [arguments[lane] for lane, _ in pair],
+            [_offer(lane).rows for lane, _ in pair],
             [outcome.value for _, outcome in pair],
         )
         outcome = pair[0][0].perform(partial(self._find, probe))

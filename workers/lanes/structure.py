@@ -40,6 +40,15 @@ def parts_of(value: Any) -> Iterator[Any]:
         yield value
 
 
+def copied(value: Any) -> Any:
+    """Return a value with dicts, lists and tuples of its own, and the same contents."""
+    if type(value) is dict:
+        return {key: copied(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(copied, value))
+    return value
+
+
 def value_at(value: Any, path: Path) -> Any:
     """Return what a path of keys leads to."""
     for key in path:
