@@ -9,10 +9,7 @@ import torch
 
 from .endings import Endings
 from .lanes import Batcher, Hub, Lane, Stepwise
-from .requests import RunnerEvents, RunnerRequest
-
-Progress = tuple[str, int, int | None]
-"""A request's id, its step, and how many there will be (None: not known yet)."""
+from .requests import Progress, RunnerEvents, RunnerRequest
 
 
 class LaneSteps:
@@ -34,26 +31,28 @@ class LaneSteps:
             with self._hub:
                 for request in new:
                     self._take_on(request)
-                for lane in list(self._lanes.values()):
-                    lane.cancel_if_asked()
-                self._schedule.tick(
-                    [self._lanes[name] for name in scheduled if self._is_open(name)]
-                )
+                self._hub.drive(partial(self._advance, scheduled))
                 if self._hub.poison is not None:
                     self._fail_rest(self._hub.poison)
         except BaseException:
             self._lanes.clear()
             raise
-        return [(name, *self._lanes[name].progress()) for name in scheduled if self._is_open(name)]
+        return [(name, *lane.progress()) for name, lane in self._open(scheduled).items()]
 
     def abandon(self) -> None:
         """End all open requests without a word."""
-        with self._hub:
-            self._hub.abandon(self._lanes.values())
-        self._lanes.clear()
+        if self._lanes:
+            with self._hub:
+                self._hub.abandon(self._lanes.values())
+            self._lanes.clear()
 
-    def _is_open(self, request_id: str) -> bool:
-        return request_id in self._lanes
+    def _advance(self, scheduled: Sequence[str]) -> None:
+        for lane in list(self._lanes.values()):
+            lane.cancel_if_asked()
+        self._schedule.tick(list(self._open(scheduled).values()))
+
+    def _open(self, scheduled: Sequence[str]) -> dict[str, Lane]:
+        return {name: self._lanes[name] for name in scheduled if name in self._lanes}
 
     def _take_on(self, request: RunnerRequest) -> None:
         if request.request_id in self._lanes:

@@ -7,10 +7,12 @@ from typing import Any
 
 from .capabilities import capabilities_of
 from .endings import Endings
-from .lane_steps import LaneSteps, Progress, open_lane
+from .lane_steps import LaneSteps, open_lane
 from .lanes import Batcher, Hub, Lane, Lockstep
 from .platform import Platform
-from .requests import RunnerEvents, RunnerOutput, RunnerRequest
+from .protocol_steps import ProtocolSteps
+from .requests import Progress, RunnerEvents, RunnerOutput, RunnerRequest
+from .step_protocol import StepPipeline
 
 __all__ = ["DiffusionModelRunner", "RunnerEvents", "RunnerOutput", "RunnerRequest"]
 
@@ -37,11 +39,20 @@ class DiffusionModelRunner:
         self._hub = Hub(pipeline, platform, merge=merge)
         self._batcher = Batcher(self._hub)
         self._endings = Endings(platform)
-        self._steps = LaneSteps(self._hub, self._batcher, self._endings)
+        self._steps: ProtocolSteps | LaneSteps
+        if isinstance(pipeline, StepPipeline):
+            self._steps = ProtocolSteps(pipeline, self._hub, self._batcher, self._endings)
+        else:
+            self._steps = LaneSteps(self._hub, self._batcher, self._endings)
 
     def capabilities(self) -> dict[str, Any]:
-        """Describe the pipeline in plain values; see `capabilities_of`."""
-        return capabilities_of(self._pipeline)
+        """Describe the pipeline in plain values.
+
+        Returns:
+            What `capabilities_of` says, and whether the pipeline implements the `step_protocol`.
+        """
+        step_protocol = isinstance(self._pipeline, StepPipeline)
+        return {**capabilities_of(self._pipeline), "step_protocol": step_protocol}
 
     def execute_model_batch(self, requests: Sequence[RunnerRequest], events: RunnerEvents) -> None:
         """Run a wave of requests; returns when all have ended.
@@ -54,7 +65,7 @@ class DiffusionModelRunner:
         with self._hub:
             for request in requests:
                 wave.add(self._hub, request)
-            Lockstep(self._hub, self._batcher).run(wave.lanes)
+            self._hub.drive(partial(Lockstep(self._hub, self._batcher).run, wave.lanes))
             if self._hub.poison is not None:
                 left = wave.lanes
                 wave.fail_rest(self._hub.poison)

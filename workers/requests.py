@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 import torch
 
+Progress = tuple[str, int, int | None]
+"""A request's id, how many steps it has made, and of how many (None: not known yet)."""
+
 
 @dataclass
 class RunnerRequest:

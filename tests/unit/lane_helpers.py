@@ -53,6 +53,41 @@ def run_wave(runner: DiffusionModelRunner, wave: Sequence[Any]) -> list[RunnerOu
     return [events.outputs[request.request_id] for request in requests]
 
 
+def step_through(
+    runner: DiffusionModelRunner,
+    requests: Sequence[RunnerRequest],
+    *,
+    arrivals: Sequence[int] | None = None,
+    events: Events | None = None,
+    rest: Callable[[str, int], bool] = lambda request_id, tick: False,
+) -> tuple[Events, list[list[tuple[str, int, int | None]]]]:
+    """Run requests in step mode until all have ended.
+
+    Args:
+        runner: The runner.
+        requests: The requests, in order of arrival.
+        arrivals: The tick in which each one comes; by default all come in the first.
+        events: Where to keep what is told.
+        rest: Whether a request is left out of a tick.
+
+    Returns:
+        The events, and what each tick returned.
+    """
+    events = events or Events()
+    waiting = list(zip(arrivals or [0] * len(requests), requests, strict=True))
+    ticks: list[list[tuple[str, int, int | None]]] = []
+    names = [request.request_id for request in requests]
+    while not all(name in events.outputs for name in names):
+        now = len(ticks)
+        assert now < 1000, "the requests do not end"
+        new = [request for tick, request in waiting if tick <= now]
+        waiting = [(tick, request) for tick, request in waiting if tick > now]
+        there = names[: len(names) - len(waiting)]
+        scheduled = [n for n in there if n not in events.outputs and not rest(n, now)]
+        ticks.append(runner.execute_stepwise(new, scheduled, events))
+    return events, ticks
+
+
 def picture(output: RunnerOutput) -> torch.Tensor:
     """Return the one tensor of a request that succeeded."""
     assert output.error is None, output.error

@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from ..clean_sample import SchedulerStep
+
 _OBSERVER = "_sidestream_observer"
 
 
@@ -16,7 +18,7 @@ class StepObserver:
         steps: How often its `step` was called.
     """
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
+    def __init__(self, on_step: Callable[[SchedulerStep], None]) -> None:
         self.scheduler: Any = None
         self.steps = 0
         self._on_step = on_step
@@ -29,17 +31,19 @@ class StepObserver:
             return None
         return len(timesteps)
 
-    def stepped(self, scheduler: Any) -> None:
+    def stepped(self, taken: SchedulerStep) -> None:
         """Count a step, if it is the lane's own scheduler that stepped."""
-        if scheduler is self.scheduler:
+        if taken.scheduler is self.scheduler:
             self.steps += 1
-            self._on_step()
+            self._on_step(taken)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StepObserver":
         return self
 
 
-def private_scheduler(shared: Any, on_step: Callable[[], None]) -> tuple[Any, StepObserver | None]:
+def private_scheduler(
+    shared: Any, on_step: Callable[[SchedulerStep], None]
+) -> tuple[Any, StepObserver | None]:
     """Return a deep copy of a scheduler that reports its steps.
 
     The copy's class is a subclass with the same name; an attribute on the instance would follow
@@ -47,7 +51,7 @@ def private_scheduler(shared: Any, on_step: Callable[[], None]) -> tuple[Any, St
 
     Args:
         shared: The pipeline's scheduler.
-        on_step: Called after each `step`.
+        on_step: Told of each `step` when it has returned.
     """
     private = copy.deepcopy(shared)
     observed = _observed(shared.__class__)
@@ -69,7 +73,7 @@ def _observed(kind: type) -> type | None:
     @functools.wraps(step)
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = step(self, *args, **kwargs)
-        vars(self)[_OBSERVER].stepped(self)
+        vars(self)[_OBSERVER].stepped(SchedulerStep(self, step, args, kwargs, result))
         return result
 
     names = {"step": counted, "__module__": kind.__module__, "__qualname__": kind.__qualname__}

@@ -81,7 +81,7 @@ class Hub:
         if self._open:
             self.thread.rest()
         else:
-            self.thread.leave()
+            self.release()
 
     def release(self) -> None:
         """Give the thread back as it was before there were lanes, for other uses than lanes.
@@ -89,7 +89,22 @@ class Hub:
         Open lanes go on later as if nothing had happened, with the shared modules as they are then.
         """
         if self.thread.entered:
-            self.thread.leave()
+            self.drive(self.thread.leave)
+            if self.thread.entered:  # the device was found to be lost
+                self.thread.leave()
+
+    def drive(self, schedule: Callable[[], None]) -> None:
+        """Run a schedule.
+
+        Asynchronous errors of the device may show up anywhere, also between two lanes; there they
+        become `poison`.
+        """
+        try:
+            schedule()
+        except Exception as error:
+            self.note(error)
+            if self.poison is not error:
+                raise
 
     def open(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import greenlet
 from torch import nn
 
+from ..clean_sample import SchedulerStep
 from .call import CacheContext, ComponentCall, Offer
 from .changes import ModuleChanges
 from .counted import StepObserver
@@ -50,6 +51,7 @@ class Lane:
         denoiser_calls: How many of its calls went to a denoiser.
         waited: How many rounds it has been held back for others.
         changes: What it does to shared modules.
+        tap: Shown each denoising step: (steps made, of how many, the scheduler's step).
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Lane:
         self._proxies: dict[int, ModuleProxy] = {}
         self._ambient: Any = None
         self.changes = ModuleChanges(hub.thread.slots)
+        self.tap: Callable[[int, int | None, SchedulerStep], None] | None = None
         self.pipeline: Any = None
         self._observers: list[StepObserver] = []
         self._greenlet: Any = None
@@ -140,7 +143,7 @@ class Lane:
 
     def _let_go(self) -> None:
         """Break the cycles between the lane and what it made: nothing waits for the collector."""
-        self.pending = self._offer = None
+        self.pending = self._offer = self.tap = None
         for observer in self._observers:
             observer.scheduler = None
         self.pipeline, self._observers = None, []
@@ -274,9 +277,11 @@ class Lane:
         finally:
             self._contexts = outer
 
-    def on_step(self) -> None:
+    def on_step(self, taken: SchedulerStep) -> None:
         """Note that one of the private schedulers has made a step."""
         self.steps += 1
+        if self.tap is not None:
+            self.tap(*self.progress(), taken)
         self._repeated |= self._called
         self._called.clear()
 

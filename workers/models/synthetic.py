@@ -2,11 +2,14 @@
 
 It is for measuring everything but a model, and for tests: its picture is one integer, so every
 byte of an output can be checked. It is called like a diffusers pipeline, and its denoising steps
-go through an ``nn.Module`` component, so progress, cancelling and merging work as in any other.
+go through an ``nn.Module`` component, so progress, cancelling and merging work as in any other. In
+step mode it runs its own steps (see ``workers/step_protocol.py``).
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from ..step_protocol import InputBatch, StepRequestState
 from .burners import Burner, HostSync, Work, make_burner
 from .options import parse_options, torch_dtype
 
@@ -69,12 +73,12 @@ class SyntheticDenoiser(torch.nn.Module):
         super().__init__()
         self._burn = burn
 
-    def forward(self, sample: torch.Tensor, timestep: int) -> torch.Tensor:
+    def forward(self, sample: torch.Tensor, timestep: int | Sequence[int]) -> torch.Tensor:
         """Burn one step.
 
         Args:
             sample: One row for each output, any further shape.
-            timestep: Index of the step; it changes nothing.
+            timestep: Index of the step, or of each request's step; it changes nothing.
         """
         self._burn()
         return sample
@@ -149,20 +153,58 @@ class SyntheticPipeline:
             ValueError: Another output type.
             RuntimeError, torch.OutOfMemoryError: As the options say.
         """
-        if output_type not in ("pt", "latent"):
-            raise ValueError(f"output_type must be 'pt' or 'latent', not {output_type!r}")
-        prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt)
-        sample = self._fill_values(
-            len(prompts) * num_images_per_prompt, value, image, latents, generator
-        )
-        self._num_timesteps = num_inference_steps or self.options.steps
-        for step in range(self._num_timesteps):
-            self._fail_if_told(step, prompts)
-            sample = self.denoiser(sample, step)
-        images = self._paint(sample, height, width)
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        state = StepRequestState(arguments)
+        self.prepare_encode(state)
+        self._num_timesteps = state.total or 0
+        for state.step in range(self._num_timesteps):
+            self.step_scheduler(state, self.denoise_step(InputBatch([state]))[0])
+        return self.post_decode(state)
+
+    # ------------------------------------------------------------------ the step protocol
+
+    def prepare_encode(self, state: StepRequestState) -> None:
+        """Choose the fill of each output; `state.kwargs` may hold what `__call__` takes.
+
+        Raises:
+            TypeError: An argument that `__call__` does not take.
+            ValueError: Another output type.
+        """
+        bound = inspect.signature(self.__call__).bind(**state.kwargs)
+        bound.apply_defaults()
+        data = state.data = SimpleNamespace(**bound.arguments)
+        if data.output_type not in ("pt", "latent"):
+            raise ValueError(f"output_type must be 'pt' or 'latent', not {data.output_type!r}")
+        prompt = data.prompt
+        data.prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt)
+        count = len(data.prompts) * data.num_images_per_prompt
+        data.sample = self._fill_values(count, data.value, data.image, data.latents, data.generator)
+        state.total = data.num_inference_steps or self.options.steps
+
+    def denoise_step(self, batch: InputBatch) -> Sequence[torch.Tensor]:
+        """Burn one step for all requests.
+
+        Raises:
+            RuntimeError, torch.OutOfMemoryError: As the options say.
+        """
+        for state in batch.states:
+            self._fail_if_told(state.step, state.data.prompts)
+        steps = [state.step for state in batch.states]
+        sample = self.denoiser(batch.join("sample"), steps[0] if len(steps) == 1 else steps)
+        return batch.split(sample, "sample")
+
+    def step_scheduler(self, state: StepRequestState, prediction: torch.Tensor) -> None:
+        """Take the denoiser's result for the next sample."""
+        state.data.sample = prediction
+
+    def post_decode(self, state: StepRequestState) -> SyntheticPipelineOutput | tuple[torch.Tensor]:
+        """Return one filled tensor for each output."""
+        images = self._paint(state.data.sample, state.data.height, state.data.width)
         if self.options.host_sync == "end" and self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        return SyntheticPipelineOutput(images) if return_dict else (images,)
+        return SyntheticPipelineOutput(images) if state.data.return_dict else (images,)
+
+    # ------------------------------------------------------------------ what they consist of
 
     def _fill_values(
         self,
