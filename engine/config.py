@@ -180,7 +180,10 @@ class EngineConfig(Strict):
             settings = tomllib.loads(Path(source).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{os.fspath(source)}: {error}") from error
-        return cls(**{**settings, **overrides})
+        try:
+            return cls(**{**settings, **overrides})
+        except ConfigError as error:
+            raise ConfigError(f"{os.fspath(source)}: {error}") from None
 
 
 def imported(setting: str, path: str) -> type:

@@ -3,6 +3,7 @@ executor."""
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import trio
 
 from ..postprocess import get_postprocessor
-from .admission import prepare
+from .admission import PreparedRequest, prepare
 from .config import EngineConfig
 from .delivery import Claim
 from .errors import (
@@ -24,6 +25,7 @@ from .errors import (
 )
 from .executor import DiffusionExecutor, cancel_slots_for
 from .host_stage import HostStage
+from .inputs import nbytes_of
 from .ledger import ClaimLedger
 from .request import DiffusionRequest
 from .result import DiffusionResult, Started
@@ -31,6 +33,10 @@ from .sched import DiffusionSchedulerOutput, make_scheduler
 from .signals import Signal
 from .statistics import EngineStatistics, engine_statistics
 from .stream import RequestStream
+
+CONVERTED_INLINE = 1 << 20
+"""Bytes of input arrays from which a thread prepares a request: pictures are copied out of PIL, and
+a MiB takes a millisecond."""
 
 
 class DiffusionEngine:
@@ -47,7 +53,8 @@ class DiffusionEngine:
             max_num_running_reqs=config.max_num_seqs * config.dispatch_depth * config.num_workers,
             num_workers=config.num_workers,
         )
-        self._changed = Signal()
+        self._changed = [Signal() for _ in range(config.num_workers)]
+        self._dispatching: set[int] = set()
         self._idle = trio.Event()
         self._ledger = ClaimLedger(
             self._scheduler,
@@ -63,6 +70,7 @@ class DiffusionEngine:
         self._calls: set[trio.CancelScope] = set()
         self._started = False
         self._closing = False
+        self._closed = trio.Event()
 
     # -- requests
 
@@ -106,21 +114,30 @@ class DiffusionEngine:
                     ...
         """
         await trio.lowlevel.checkpoint()
-        claim = self._admit(DiffusionRequest.make(prompt, **params))
+        request = DiffusionRequest.make(prompt, **params)
+        self._check_room()
+        claim = self._admit(await self._prepare(request))
         try:
-            position = self._scheduler.queue_position(claim.request_id) or 0
+            position = self._scheduler.queue_position(claim.request_id, claim.submitted) or 0
             yield RequestStream(claim, position, self._host_stage.run)
         finally:
             self._ledger.leave(claim)
 
-    def _admit(self, request: DiffusionRequest) -> Claim:
+    async def _prepare(self, request: DiffusionRequest) -> PreparedRequest:
+        if nbytes_of(request.sampling.extra_args) < CONVERTED_INLINE:
+            return prepare(request, self._capabilities, self.config)
+        return await trio.to_thread.run_sync(prepare, request, self._capabilities, self.config)
+
+    def _check_room(self) -> None:
         self.check_health()
         if self._scheduler.num_waiting >= self.config.max_queued_requests:
             raise EngineBusyError(
                 f"{self._scheduler.num_waiting} requests are waiting (max_queued_requests);"
                 " try again later"
             )
-        prepared = prepare(request, self._capabilities, self.config)
+
+    def _admit(self, prepared: PreparedRequest) -> Claim:
+        self._check_room()
         return self._ledger.admit(prepared, trio.current_time())
 
     async def abort(self, request_id: str) -> bool:
@@ -196,7 +213,8 @@ class DiffusionEngine:
         self._capabilities = all_capabilities[0]
         self._host_stage.postprocessor = get_postprocessor(self._capabilities["pipeline"])
         services.start_soon(self._serve, self._pump)
-        services.start_soon(self._serve, self._schedule)
+        for worker in range(self.config.num_workers):
+            services.start_soon(self._serve, functools.partial(self._schedule, worker))
         services.start_soon(self._serve, self._host_stage.make_room)
         if self.config.warmup:
             await self._warm_up()
@@ -224,6 +242,7 @@ class DiffusionEngine:
         """End every request, then the workers; those that were never ready are killed at once.
         Idempotent."""
         if self._closing:
+            await self._closed.wait()
             return
         self._closing = True
         for claim in self._ledger:
@@ -234,6 +253,7 @@ class DiffusionEngine:
         await self._executor.close(self.config.shutdown_grace if self._started else 0.0)
         for claim in self._ledger:
             self._ledger.lose(claim, EngineClosedError("the engine was closed"))
+        self._closed.set()
 
     @trio.lowlevel.enable_ki_protection
     async def _serve(self, loop: Callable[[], Awaitable[None]]) -> None:
@@ -280,18 +300,20 @@ class DiffusionEngine:
                 if message.error is not None and message.error.fatal:
                     raise ExecutionError(message.error.type, message.error.text)
 
-    async def _schedule(self) -> None:
-        """Give workers what the scheduler decides, as far as they have room."""
+    async def _schedule(self, worker: int) -> None:
+        """Give a worker what the scheduler decides, as far as it has room and is its turn."""
+        changed = self._changed[worker]
         while True:
             now = trio.current_time()
-            for worker in self._workers_with_room():
-                output = self._scheduler.schedule(now, worker)
-                if output is not None:
-                    await self._dispatch(worker, output)
-                    break
-            else:
+            output = self._scheduler.schedule(now, worker) if self._is_next(worker) else None
+            if output is None:
                 decision = self._scheduler.next_decision(now)
-                await self._changed.wait(math.inf if decision is None else decision)
+                await changed.wait(math.inf if decision is None else decision)
+                continue
+            self._dispatching.add(worker)
+            self._on_change()  # it is another worker's turn now
+            await self._dispatch(worker, output)
+            self._dispatching.remove(worker)
 
     async def _dispatch(self, worker: int, output: DiffusionSchedulerOutput) -> None:
         if self.config.mode == "step":
@@ -301,20 +323,29 @@ class DiffusionEngine:
             wave = self._ledger.dispatch(worker, output.scheduled_request_ids)
             await self._executor.dispatch(worker, wave)
 
-    def _workers_with_room(self) -> list[int]:
-        """Return the workers that have not their fill of waves, outputs or cancel slots, the least
-        loaded first."""
-        config = self.config
-        free = [
-            (load.in_flight, load.dispatched, worker)
-            for worker, load in enumerate(self._ledger.loads)
-            if load.in_flight < config.dispatch_depth
+    def _is_next(self, worker: int) -> bool:
+        """Whether a worker has room, and no other one with room has less to do. In step mode each
+        has requests of its own, which wait for nobody's turn."""
+        if not self._has_room(worker):
+            return False
+        if self.config.mode == "step":
+            return True
+        loads = self._ledger.loads
+        others = (other for other in range(len(loads)) if self._has_room(other))
+        return worker == min(others, key=lambda w: (loads[w].in_flight, loads[w].dispatched, w))
+
+    def _has_room(self, worker: int) -> bool:
+        """Whether a worker has not its fill of waves or ticks, of outputs, or of cancel slots."""
+        load, config = self._ledger.loads[worker], self.config
+        return (
+            worker not in self._dispatching
+            and load.in_flight < config.dispatch_depth
             and load.outputs < config.max_pending_outputs
             and len(load.free_slots) >= config.max_num_seqs
-        ]
-        return [worker for _, _, worker in sorted(free)]
+        )
 
     def _on_change(self) -> None:
-        self._changed.set()
+        for changed in self._changed:
+            changed.set()
         if self._ledger.is_idle:
             self._idle.set()

@@ -6,6 +6,7 @@ torch is not imported for this: a tensor can only come from a caller who has imp
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,18 @@ _PIL_MODES = ("L", "RGB", "RGBA")
 def is_array(value: Any) -> bool:
     """Whether a value travels as bytes."""
     return isinstance(value, (np.ndarray, Image.Image)) or _is_torch(value)
+
+
+def nbytes_of(arguments: Mapping[str, Any]) -> int:
+    """Return how many bytes the arrays among a call's arguments have, about."""
+    values = (v for value in arguments.values() for v in _items(value) if is_array(v))
+    return sum(
+        3 * v.width * v.height if isinstance(v, Image.Image) else int(v.nbytes) for v in values
+    )
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, (list, tuple)) else (value,)
 
 
 def split_arguments(arguments: dict[str, Any]) -> tuple[dict[str, Any], list[InputTensor]]:

@@ -210,6 +210,10 @@ class ClaimLedger:
             for piece in message.output:
                 self._executor.release(worker, piece)
             return
+        if claim.worker != worker:
+            for piece in message.output:
+                self._executor.release(worker, piece)
+            raise ProtocolError(f"worker {worker} speaks of a request that it was not given")
         if message.timings is not None:
             claim.timings = message.timings
         self.apply(claim, _event_of(message), message=message)

@@ -128,6 +128,7 @@ class DiffusionRequest(Strict):
             else:
                 raise RequestError(
                     f"unknown parameter {name!r}: {nearest(name, own | sampling_names)}"
+                    " (further arguments of the pipeline go into extra_args)"
                 )
         if sampling:
             if "sampling" in request:

@@ -76,6 +76,8 @@ class WorkerLink:
             merge=config.merge,
             device_stage=config.device_stage,
         )
+        self.device = self.configuration.device
+        """What it is, once the worker has told."""
         self.death: WorkerDiedError | None = None
         self._room = trio.lowlevel.ParkingLot()
 
@@ -177,7 +179,7 @@ class WorkerLink:
         return WorkerStatus(
             index=self.index,
             pid=pid,
-            device=self.configuration.device,
+            device=self.device,
             state=self._state(),
             heartbeat_age=heartbeat_age,
             output_ring_bytes=outputs.capacity,

@@ -97,14 +97,18 @@ class RingExecutor:
             while not all(call.done.is_set() for call in greetings.values()):
                 await self.receive()
         except WorkerDiedError as died:
-            reason = f"{died}\n{died.stderr}".rstrip()
-            raise StartupError(f"{reason}") from None
+            refusal = StartupError(str(died))
+            refusal.add_note(f"Its last lines:\n{died.stderr.rstrip()}")
+            raise refusal from None
         except (msgspec.MsgspecError, CorruptSegment) as error:
             raise StartupError(f"a worker cannot be understood: {error}") from error
         finally:
             for index in greetings:
                 del self._calls[index, _GREETING]
-        return [_capabilities(greetings[link.index], link) for link in self.links]
+        told = [_capabilities(greetings[link.index], link) for link in self.links]
+        for link, capabilities in zip(self.links, told, strict=True):
+            link.device = str(capabilities.get("device", link.device))
+        return told
 
     async def dispatch(self, worker: int, wave: Sequence[DispatchedRequest]) -> None:
         """See `DiffusionExecutor.dispatch`."""
@@ -210,6 +214,9 @@ def _answer(call: _Call, link: WorkerLink, wrong: type[Exception] | None) -> Any
     error = call.message.error
     if error is None:
         return call.message.result
+    failure = ExecutionError(error.type, error.text)
     if wrong is not None:
-        raise wrong(f"worker {link.index} could not start: {error.text.strip()}")
-    raise ExecutionError(error.type, error.text)
+        refusal = wrong(f"worker {link.index} could not start: {failure}")
+        refusal.add_note(f"In the worker:\n{error.text.rstrip()}")
+        raise refusal
+    raise failure

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from .states import (
     TRANSITIONS,
@@ -75,11 +75,17 @@ class BaseScheduler(abc.ABC):
         state = self._requests.get(request_id)
         return None if state is None else state.status
 
-    def queue_position(self, request_id: str) -> int | None:
+    def queue_position(self, request_id: str, now: float) -> int | None:
         """Return how many requests wait ahead of this one, None if it is not waiting."""
-        if request_id not in self._waiting:
+        state = self._waiting.get(request_id)
+        if state is None:
             return None
-        return list(self._waiting).index(request_id)
+        own = self.rank(state, now)
+        return len([other for other in self._waiting.values() if self.rank(other, now) < own])
+
+    def rank(self, state: SchedulerRequestState, now: float) -> Any:
+        """Return what waiting requests are ordered by, the first to run having the least."""
+        return state.order
 
     # -- life
 

@@ -90,13 +90,14 @@ class RequestScheduler(BaseScheduler):
         first = heapq.nsmallest(
             max(self._look_ahead, 1),
             self._waiting.values(),
-            key=lambda state: self._rank(state, now),
+            key=lambda state: self.rank(state, now),
         )
         groups: dict[Hashable, list[SchedulerRequestState]] = {}
         for state in first:
             groups.setdefault(state.key, []).append(state)
         return list(groups.values())
 
-    def _rank(self, state: SchedulerRequestState, now: float) -> tuple[float, int]:
+    def rank(self, state: SchedulerRequestState, now: float) -> tuple[float, int]:
+        """Order by priority, raised by waiting, then by arrival."""
         aged = state.priority + (now - state.arrival) // self._ageing_s
         return -aged, state.order

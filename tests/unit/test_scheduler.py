@@ -204,11 +204,18 @@ def test_a_policy_decides_nothing_but_who_is_next():
 
 def test_positions_in_the_queue(scheduler):
     add(scheduler, *"abcd")
-    assert [scheduler.queue_position(request_id) for request_id in "abcd"] == [0, 1, 2, 3]
+    assert [scheduler.queue_position(request_id, 0.0) for request_id in "abcd"] == [0, 1, 2, 3]
     wave(scheduler)
-    assert scheduler.queue_position("d") == 1
-    assert scheduler.queue_position("a") is None
-    assert scheduler.queue_position("nobody") is None
+    assert scheduler.queue_position("d", 0.0) == 1
+    assert scheduler.queue_position("a", 0.0) is None
+    assert scheduler.queue_position("nobody", 0.0) is None
+
+
+def test_a_position_in_the_queue_follows_priority(scheduler):
+    add(scheduler, *"abcd")
+    scheduler.add_request(SchedulerRequestState("x", priority=1), 0.0)
+    assert scheduler.queue_position("x", 0.0) == 0
+    assert scheduler.queue_position("a", 0.0) == 1
 
 
 # -- preemption

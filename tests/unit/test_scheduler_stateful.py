@@ -111,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             status = self.scheduler.status(request_id)
             assert (request_id in self.here) == (status is not None)
             assert (request_id in self.model["running"]) == (status is Status.RUNNING)
-            position = self.scheduler.queue_position(request_id)
+            position = self.scheduler.queue_position(request_id, self.now)
             assert (request_id in self.model["waiting"]) == (position is not None)
             assert self.ended[request_id] == (request_id in self.model["ended"])
 
