@@ -141,6 +141,6 @@ class DiffusionExecutor(Protocol):
 
 Capabilities = Mapping[str, Any]
 CAPABILITIES_NEEDED = frozenset(
-    ("pipeline", "arguments", "required", "accepts_any", "num_outputs", "from_image")
+    ("pipeline", "arguments", "required", "defaults", "accepts_any", "num_outputs", "from_image")
 )
 """What the engine must know of a worker; see `DiffusionModelRunner.capabilities`."""

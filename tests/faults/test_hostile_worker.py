@@ -50,6 +50,7 @@ CAPABILITIES = {
     "required": ["prompt"],
     "accepts_any": False,
     "num_outputs": None,
+    "defaults": {},
     "from_image": False,
 }
 FLOATS = TensorDescriptor("float32", (4,))
