@@ -62,4 +62,5 @@ def _phase(lane: Lane, before: int) -> Phase:
         return Phase.DONE
     if lane.step > before:
         return Phase.STEPPED if lane.at_denoiser else Phase.AFTER
-    return Phase.BEFORE if lane.step == 0 and not lane.at_denoiser else Phase.DENOISING
+    preparing = not (lane.at_denoiser or lane.denoiser_calls or lane.step)
+    return Phase.BEFORE if preparing else Phase.DENOISING
