@@ -39,13 +39,16 @@ class HostStage:
         self._threads = trio.CapacityLimiter(threads)
         self._crowded = Signal()
 
-    async def run(self, claim: Claim, tensors: dict[str, HostTensor]) -> list[Any]:
-        """Turn a request's tensors into its outputs."""
+    async def run(
+        self, claim: Claim, tensors: dict[str, HostTensor], *, preview: bool = False
+    ) -> list[Any]:
+        """Turn a request's tensors into its outputs, or the one tensor of a preview into its
+        image."""
         sampling = claim.prepared.request.sampling
         if self._executor.is_crowded(claim.worker):
             tensors = await self._copied(tensors)
         stage = functools.partial(
-            self.postprocessor.host_stage,
+            self.postprocessor.preview_stage if preview else self.postprocessor.host_stage,
             tensors,
             output_type=sampling.output_type,
             options=sampling.output_options,

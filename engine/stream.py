@@ -24,7 +24,7 @@ from .result import (
     Started,
 )
 
-HostStage = Callable[[Claim, dict[str, HostTensor]], Awaitable[list[Any]]]
+HostStage = Callable[..., Awaitable[list[Any]]]
 
 
 class RequestStream:
@@ -113,8 +113,8 @@ class RequestStream:
             return Chunk(self.request_id, index, outputs[0])
         if mailbox.preview is not None and not mailbox.delivered:
             (step, picture), mailbox.preview = mailbox.preview, None
-            outputs = await self._host_stage(self._claim, {"preview": picture})
-            return Preview(self.request_id, outputs[0], step)
+            images = await self._host_stage(self._claim, {"preview": picture}, preview=True)
+            return Preview(self.request_id, images[0], step)
         return None
 
     async def _wait(self) -> None:

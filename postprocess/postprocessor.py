@@ -86,6 +86,29 @@ class Postprocessor:
             return [np.ascontiguousarray(row, np.float32) for row in _channels_last(tensor.numpy())]
         return [_finish(row, output_type, chosen) for row in _samples(tensor)]
 
+    def preview_stage(
+        self, tensors: HostTensors, output_type: str, options: Options = None
+    ) -> list[Any]:
+        """Make a picture of a preview, the same for all pipelines.
+
+        Args:
+            tensors: One of any name: (H, W, 3), uint8.
+            output_type: One of `OUTPUT_TYPES`, of the request.
+            options: Of the encoder.
+
+        Returns:
+            One entry: a PIL image, the bytes of a file, or for all other types a numpy array.
+
+        Raises:
+            ValueError: No such type or option, or the tensor is no such picture.
+        """
+        chosen = check_output_options(output_type, options)
+        (tensor,) = tensors.values()
+        if tensor.dtype != "uint8" or len(tensor.shape) != 3 or tensor.shape[-1] != 3:
+            raise ValueError(f"a tensor of shape {tensor.shape} and {tensor.dtype} is no preview")
+        kind = output_type if output_type in QUANTIZED_TYPES else "uint8"
+        return [_finish(tensor.numpy(), kind, chosen)]
+
 
 class SignedPostprocessor(Postprocessor):
     """Pictures in [-1, 1]: pipelines that return what their decoder did."""

@@ -7,6 +7,9 @@ from typing import Any
 from .lanes.view import is_scheduler
 
 _OUTPUT_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
+CHUNK_ARGUMENT = "on_chunk"
+"""Of a pipeline's call: a function that it calls with each finished part of its output: a tensor,
+or anything that it may return. The pipeline does not change the part afterwards."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -23,7 +26,8 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         to value), `accepts_any` (takes further keywords), `height` and `width` (pixels or None),
         `media` ("image", "video" or "audio"), `num_outputs` (the argument that says how many, or
         None), `has_scheduler`, `from_image` (it starts from an image; its signature need not say
-        so: diffusers gives the argument a default and refuses it later).
+        so: diffusers gives the argument a default and refuses it later), `chunks` (it tells parts
+        of its output as they are done, by calling its argument `on_chunk`).
     """
     parameters = _parameters(pipeline)
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -42,6 +46,7 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         "media": _media(pipeline, names),
         "num_outputs": next((name for name in _OUTPUT_COUNTS if name in names), None),
         "has_scheduler": is_scheduler(getattr(pipeline, "scheduler", None)),
+        "chunks": CHUNK_ARGUMENT in names,
         "from_image": "image" in itertools.takewhile(_is_no_sampling_argument, names),
     }
 

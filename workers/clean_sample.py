@@ -36,6 +36,10 @@ class SchedulerStep(NamedTuple):
     result: Any
 
 
+StepTap = Callable[[int, int | None, SchedulerStep], None]
+"""Is shown (steps made, of how many or None if that is not known, the step that was just made)."""
+
+
 def clean_sample(step: SchedulerStep) -> torch.Tensor | None:
     """Return the step's estimate of the clean sample, of the first output of the batch.
 

@@ -25,13 +25,16 @@ from ..ipc_ext.messages import (
 from ..postprocess import QUANTIZED_TYPES, get_postprocessor
 from . import faults
 from .async_output import AsyncOutputThread, Send
+from .capabilities import CHUNK_ARGUMENT
 from .inputs import InputStore
 from .model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
 from .models import load_pipeline
 from .output_queue import PendingOutput
 from .platform import Mark, platform_for
+from .previews import Previewer, find_previewer
 from .remote import ABORTED, as_remote
 from .ring_writer import Tensors
+from .streams import Streams
 
 _SET_HERE = ("generator", "output_type")
 """Arguments that each run gets from the worker, if the pipeline takes them."""
@@ -73,6 +76,13 @@ class DiffusionWorker:
             configuration.max_pending_outputs,
         )
         self._step_reports = _Reports(self)
+        self._streams = Streams(
+            self._output_thread,
+            self._platform,
+            self._capabilities,
+            self._find_previewer(pipeline, configuration),
+            outputs.chunk_bytes,
+        )
         self._exposed: dict[str, Callable[..., Any]] = {
             "runner_statistics": self._runner.statistics,
             "device_statistics": self._device_statistics,
@@ -97,7 +107,8 @@ class DiffusionWorker:
         """Tell what a request may and must say, and where it runs."""
         required = [name for name in self._capabilities["required"] if name not in _SET_HERE]
         device = str(self._platform.device)
-        return {**self._capabilities, "required": required, "device": device}
+        own = {"required": required, "device": device}
+        return {**self._capabilities, **own, **self._streams.capabilities}
 
     def take_input(self, part: InputPart) -> None:
         """Keep a piece of an array for a request that comes later."""
@@ -148,15 +159,24 @@ class DiffusionWorker:
             kwargs["generator"] = generators if len(generators) > 1 else generators[0]
         if "output_type" in accepted:
             kwargs["output_type"] = "latent" if request.output_type == "latent" else "pt"
+        if request.chunks and self._capabilities["chunks"]:
+            kwargs[CHUNK_ARGUMENT] = self._streams.on_chunk(request)
         return RunnerRequest(
             request.request_id,
             kwargs,
             cancelled=lambda: self._is_cancelled(request),
             seed=request.seeds[0],
+            tap=self._streams.tap(request, kwargs),
         )
 
     def _is_cancelled(self, request: NewRequestData) -> bool:
         return self._control.is_cancelled(request.cancel_slot, request.async_output_id)
+
+    def _find_previewer(self, pipeline: Any, configuration: Configure) -> Previewer | None:
+        """Look for one where it can be used: requests in lanes that go step by step."""
+        if configuration.mode != "step" or self._capabilities["step_protocol"]:
+            return None
+        return find_previewer(pipeline)
 
     def _device_stage(self, configuration: Configure) -> Callable[[Tensors, str], Tensors]:
         stage = get_postprocessor(self._capabilities["pipeline"]).device_stage

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .clean_sample import StepTap
+
 Progress = tuple[str, int, int | None]
 """A request's id, how many steps it has made, and of how many (None: not known yet)."""
 
@@ -20,12 +22,14 @@ class RunnerRequest:
         cancelled: Asked before each component call; True ends the request there.
         seed: Seeds the global random generators for the request; None: the seed of the generator
             among `kwargs`, or a fresh one.
+        tap: Shown each denoising step of the request's lane; must not wait for the device.
     """
 
     request_id: str
     kwargs: dict[str, Any]
     cancelled: Callable[[], bool] = field(default=lambda: False)
     seed: int | None = None
+    tap: StepTap | None = None
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import greenlet
 from torch import nn
 
-from ..clean_sample import SchedulerStep
+from ..clean_sample import SchedulerStep, StepTap
 from .call import CacheContext, ComponentCall, Offer
 from .changes import ModuleChanges
 from .counted import StepObserver
@@ -51,7 +51,7 @@ class Lane:
         denoiser_calls: How many of its calls went to a denoiser.
         waited: How many rounds it has been held back for others.
         changes: What it does to shared modules.
-        tap: Shown each denoising step: (steps made, of how many, the scheduler's step).
+        tap: Shown each denoising step.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Lane:
         self._proxies: dict[int, ModuleProxy] = {}
         self._ambient: Any = None
         self.changes = ModuleChanges(hub.thread.slots)
-        self.tap: Callable[[int, int | None, SchedulerStep], None] | None = None
+        self.tap: StepTap | None = None
         self.pipeline: Any = None
         self._observers: list[StepObserver] = []
         self._greenlet: Any = None
