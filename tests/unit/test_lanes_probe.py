@@ -276,6 +276,19 @@ def test_a_probe_draws_nothing_from_the_requests_random_numbers():
     assert runner.statistics()["merged_calls"] == 2
 
 
+def test_what_cannot_be_told_apart_has_to_stay_equal():
+    """A style is looked up in a table with a row for each, of which requests use one."""
+    styles = rows(7, 2)
+    pipeline = OneModule(Component(lambda sample, style: sample + styles[style]))
+    runner = runner_of(pipeline, merge=True)
+    for pair, merged in (((0, 0), 2), ((0, 0), 5), ((0, 1), 7), ((1, 0), 10)):
+        calls = [call(n, style=torch.tensor([s, s])) for n, s in enumerate(pair)]
+        expected = results(pipeline, calls)
+        for output, wanted in zip(run_wave(runner, calls), expected, strict=True):
+            assert torch.allclose(output.tensors["output"], wanted, atol=1e-6)
+        assert runner.statistics()["merged_calls"] == merged
+
+
 def test_a_component_that_empties_the_lists_it_is_given_is_merged():
     def emptying(sample, residuals):
         while residuals:

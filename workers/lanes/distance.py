@@ -57,14 +57,22 @@ def _unit(value: torch.Tensor) -> float:
 def vary(value: Any) -> Any:
     """Return something of the same kind that is materially different, and in the same range.
 
+    Integers may be indices, and one that is out of range ends a GPU's process. So they stay
+    between those that are there; where all are zero, nothing is varied.
+
     Args:
         value: A tensor of any shape and dtype, or a number.
     """
     if not isinstance(value, torch.Tensor):
         return type(value)(value / 2) if value else type(value)(1)
-    if value.ndim <= 1 and value.dtype != torch.bool:
+    if value.dtype == torch.bool:
+        rolled = value.roll(1, -1) if value.ndim else value
+        return rolled if not torch.equal(rolled, value) else _flipped(value)
+    if not value.is_floating_point() and not (value > 0).any():
+        return value
+    if value.ndim <= 1:
         return torch.where(value == 0, torch.ones_like(value), _half(value))
-    rolled = value.roll(1, -1) if value.ndim else value
+    rolled = value.roll(1, -1)
     return rolled if not torch.equal(rolled, value) else _nudged(value)
 
 
@@ -72,16 +80,21 @@ def _half(value: torch.Tensor) -> torch.Tensor:
     return value / 2 if value.is_floating_point() else value // 2
 
 
+def _flipped(value: torch.Tensor) -> torch.Tensor:
+    """Change the last element of each row."""
+    flipped = value.clone()
+    (flipped[..., -1:] if flipped.ndim else flipped).logical_not_()
+    return flipped
+
+
 def _nudged(value: torch.Tensor) -> torch.Tensor:
-    """Change the last element of each row: 1 becomes 0 (masks), 0 becomes -1 (biases)."""
+    """Change the last element of each row: 1 becomes 0 (masks), 0 becomes -1 (biases) or 1."""
     nudged = value.clone()
-    last = nudged[..., -1:] if nudged.ndim else nudged
-    if value.dtype == torch.bool:
-        last.logical_not_()
-    elif value.is_floating_point() or bool((last > 0).all()):
+    last = nudged[..., -1:]
+    if value.is_floating_point():
         last.sub_(1)
     else:
-        last.add_(1)
+        last.copy_(torch.where(last > 0, last - 1, last + 1))
     return nudged
 
 

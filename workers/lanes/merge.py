@@ -139,9 +139,9 @@ class Merger:
             return type(first)(parts)
         if role == ENTRIES:
             return type(first)(entry for value in values for entry in value)
+        if (role == SHARE or path in self._reading.equal) and not self._same.all(values):
+            raise NotMergeable(f"{name_of(path)} differs between the requests")
         if role == SHARE:
-            if not self._same.all(values):
-                raise NotMergeable(f"{name_of(path)} differs between the requests")
             return first
         if role == SPREAD:
             return self._join(self._spread(values), 0)
@@ -181,6 +181,8 @@ class Merger:
             made = [{k: p[i] for k, p in parts.items()} for i in range(len(self._rows))]
             return made if type(value) is dict else [type(value)(**fields) for fields in made]
         role = self._reading.outputs.get(path)
+        if role == SHARE:
+            return [value] * len(self._rows)
         if isinstance(value, torch.Tensor) and role is not None:
             return self._unjoin(value, role.axis)
         if isinstance(value, (list, tuple)) and role == ENTRIES:
@@ -249,7 +251,11 @@ def _output_roles(value: Any, path: Path, total: int, entries: bool) -> Iterator
         for index, part in enumerate(value):
             yield from _output_roles(part, (*path, index), total, entries)
     elif is_record(value):
-        yield from _output_roles(vars(value), path, total, entries)
+        for name, part in vars(value).items():
+            if isinstance(part, torch.Tensor) and not part.ndim:
+                yield (*path, name), SHARE  # a setting of the object: the window of a cache
+            else:
+                yield from _output_roles(part, (*path, name), total, entries)
 
 
 def _cut(value: Any, sizes: Sequence[int]) -> list[Any]:

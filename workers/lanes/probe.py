@@ -7,6 +7,7 @@ varied first.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ class Probe:
 
     def _try(self, reading: Reading, leaves: Sequence[Leaf]) -> Reading | None:
         try:
-            calls, results = self._distinct(reading, leaves)
+            reading, calls, results = self._distinct(reading, leaves)
             merger = Merger(reading, self._rows, self._same)
             merged = self._run(merger.merge(calls))
         except Inconclusive as doubt:
@@ -109,7 +110,7 @@ class Probe:
 
     def _with_outputs(self, reading: Reading, merged: Any, *, entries: bool) -> Reading:
         outputs = output_roles(merged, sum(self._rows), entries=entries)
-        return Reading(reading.roles, reading.chunks, outputs)
+        return replace(reading, outputs=outputs)
 
     def _agrees(
         self, reading: Reading, merged: Any, calls: Sequence[Any], results: Sequence[Any]
@@ -139,15 +140,20 @@ class Probe:
             raise NotMergeable(f"a batch changes the result by {noise:.1e}")
         return max(NOISE_MARGIN * noise, floor)
 
-    def _distinct(self, reading: Reading, leaves: Sequence[Leaf]) -> tuple[list[Any], list[Any]]:
-        """Return calls that differ in every batched argument, and their separate results."""
+    def _distinct(
+        self, reading: Reading, leaves: Sequence[Leaf]
+    ) -> tuple[Reading, list[Any], list[Any]]:
+        """Return calls that differ in every batched argument, and their separate results.
+
+        What cannot be made to differ is noted in the reading.
+        """
         first, second = self._calls
         alike = frozenset(
             leaf.path
             for leaf in leaves
             if leaf.path in reading.roles
             and reading.roles[leaf.path].kind in _BATCHED
-            and distance(value_at(second, leaf.path), value_at(first, leaf.path)) < ALIKE
+            and not _differ(value_at(second, leaf.path), value_at(first, leaf.path))
         )
         if alike not in self._references:
             varied = _with(second, alike)
@@ -159,7 +165,12 @@ class Probe:
             and distance(*results) <= NOISE_MARGIN * rounding_of(results[0])[0]
         ):
             raise Inconclusive("the requests' results are equal")
-        return calls, results
+        equal = {path for path in alike if not _differ(*(value_at(one, path) for one in calls))}
+        return replace(reading, equal=frozenset(equal)), calls, results
+
+
+def _differ(a: Any, b: Any) -> bool:
+    return distance(a, b) >= ALIKE
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:

@@ -74,11 +74,14 @@ class Reading:
         chunks: The batch is made of this many equal chunks (negative, positive, perturbed), so that
             the merged batch has all first chunks first.
         outputs: What is done with each part of the result, by path.
+        equal: Arguments that were equal when the reading was proven, so that it holds only while
+            they are.
     """
 
     roles: Mapping[Path, Role]
     chunks: int = 1
     outputs: Mapping[Path, Role] = field(default_factory=dict)
+    equal: frozenset[Path] = frozenset()
 
     def describe(self) -> str:
         """Return the reading in words, without what goes without saying."""
