@@ -9,7 +9,6 @@ from typing import Any
 
 import trio
 
-from ..ipc_ext.tensors import HostTensor
 from .delivery import Claim
 from .errors import DeadlineExceededError
 from .result import (

@@ -137,6 +137,7 @@ def test_capabilities_of_a_small_pipeline():
         "num_outputs": None,
         "has_scheduler": False,
         "from_image": True,
+        "chunks": False,
     }
 
 
