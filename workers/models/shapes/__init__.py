@@ -13,8 +13,8 @@ WEIGHTS: Final = Path(__file__).parent / "weights"
 """A diffusers model directory that `DiffusionPipeline.from_pretrained` reads."""
 
 DEFAULTS: Final[dict[str, Any]] = {
-    "num_inference_steps": 12,
-    "guidance_scale": 1.0,
+    "num_inference_steps": 16,
+    "guidance_scale": 2.5,
     "height": 128,
     "width": 128,
 }
