@@ -118,6 +118,30 @@ def test_the_hosts_random_numbers_go_on_as_if_nothing_had_run():
     assert random.random() == expected[2]
 
 
+@pytest.mark.parametrize("merge", [False, True])
+def test_half_of_a_pair_of_normals_is_kept_and_used_once(merge):
+    """NumPy makes normals in pairs; the second one is not in the bit generator's state."""
+    pipeline = Pipeline(lambda x: x + np.random.randn())
+
+    def body(unet):
+        return unet(unet(unet(IMAGE + np.random.randn())))
+
+    expected = []
+    for seed in range(3):
+        seeded(seed)
+        expected.append(body(pipeline.unet))
+    seeded(99)
+    wanted = [np.random.randn() for _ in range(4)]
+    seeded(99)
+    drawn = []
+    for _ in range(4):
+        drawn.append(np.random.randn())
+        outputs = run_wave(runner_of(pipeline, merge=merge), wave_of(body, body, body))
+        for output, result in zip(outputs, expected, strict=True):
+            assert torch.equal(picture(output), result)
+    assert drawn == wanted
+
+
 def test_modes_stay_with_the_request_that_set_them():
     seen = {}
 

@@ -43,6 +43,7 @@ class ThreadState:
         self.generators = list(generators)
         self._device_types = device_types
         self._bits = BitGenerators()
+        self._host: Entropy | None = None
         self._base: Ambient | None = None
         self._current: Ambient | None = None
         self._owners: set[Ambient] = set()
@@ -62,8 +63,9 @@ class ThreadState:
         """
         torch.set_grad_enabled(False)
         bits = current_bits()
-        self._base = Ambient(self._modes(), [], Entropy(self.generators, bits), bits)
-        self._current = self._base
+        if self._host is None or not self._host.runs_on(bits):
+            self._host = Entropy(self.generators, bits)
+        self._base = self._current = Ambient(self._modes(), [], self._host, bits)
         if self._owners:
             self._base.values = self.slots.read()
             self._carry_over(self._base.values)

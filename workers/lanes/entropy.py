@@ -62,7 +62,7 @@ class Entropy:
         """Own `bits`, a NumPy bit generator that nobody else uses."""
         self._generators = generators
         self._bits = bits
-        self._mark = b""
+        self._mark = b""  # the bits as they were put in place; equal ones: nothing was drawn
         self._numpy: Any = None  # the whole state, where a normal is left over
         self._torch: list[torch.Tensor] = []
         self._python: Any = None
@@ -74,13 +74,14 @@ class Entropy:
         _numpy.set_bit_generator(self._bits)
         np.random.seed(seed & 0xFFFF_FFFF)
         random.seed(seed)
+        self._numpy = None
         self._mark = self._read_bits()
 
     def capture(self) -> None:
         """Keep the state that the global generators have now."""
         self._torch = [generator.get_state() for generator in self._generators]
         self._python = random.getstate()
-        if self._mark and self._read_bits() != self._mark:
+        if self._numpy is not None or self._read_bits() != self._mark:
             state: Any = np.random.get_state()
             self._numpy = state if state[3] else None
 
@@ -92,8 +93,11 @@ class Entropy:
         _numpy.set_bit_generator(self._bits)
         if self._numpy is not None:
             np.random.set_state(self._numpy)
-        if self._mark:
-            self._mark = self._read_bits()
+        self._mark = self._read_bits()
+
+    def runs_on(self, bits: Any) -> bool:
+        """Whether this is the owner of a NumPy bit generator."""
+        return self._bits is bits
 
     def _read_bits(self) -> bytes:
         return ctypes.string_at(self._bits.ctypes.state_address, _MT19937_BYTES)
