@@ -9,7 +9,7 @@ import pytest
 import torch
 import trio
 
-from sidestream.engine import EngineConfig, ExecutionError, open_engine
+from sidestream.engine import EngineConfig, ExecutionError, Preview, open_engine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,13 +76,49 @@ async def test_a_failed_request_leaves_the_device_usable() -> None:
         assert np.unique(result.output.numpy()).tolist() == [5]
 
 
+@pytest.mark.parametrize("mode", ["request", "step"])
 @pytest.mark.parametrize("family", ["sd15", "sdxl", "sd3", "flux"])
-async def test_a_tiny_pipeline_gives_what_plain_diffusers_gives(family: str) -> None:
+async def test_a_tiny_pipeline_gives_what_plain_diffusers_gives(family: str, mode: str) -> None:
     from sidestream.workers.models import load_pipeline
 
     plain = load_pipeline(f"random:{family}", {}, device="cuda", dtype=None)
     call = plain.sidestream_defaults | {"prompt": "a cat", "num_inference_steps": 3}
     expected = plain(**call, generator=torch.Generator("cpu").manual_seed(3)).images[0]
-    async with open_engine(model=f"random:{family}", device="cuda", executor="mp") as engine:
+    config = EngineConfig(model=f"random:{family}", device="cuda", executor="uni", mode=mode)
+    async with open_engine(config) as engine:
         result = await engine.generate("a cat", seed=3, num_inference_steps=3)
     assert np.array_equal(np.asarray(expected), np.asarray(result.output))
+
+
+async def test_steps_of_many_requests_interleave_and_each_gets_its_own() -> None:
+    config = EngineConfig(**{**vars(synthetic("mp", steps=4)), "mode": "step", "max_num_seqs": 4})
+    async with open_engine(config) as engine:
+        seeds = iter(range(120))
+
+        async def caller() -> None:
+            for seed in seeds:
+                result = await engine.generate(
+                    "a",
+                    seed=seed,
+                    num_inference_steps=1 + seed % 7,
+                    priority=seed % 3,
+                    output_type="raw",
+                )
+                assert np.unique(result.output.numpy()).tolist() == [seed % 251]
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(caller)
+        await engine.wait_idle()
+        assert engine.statistics().ring_bytes_used == 0
+
+
+async def test_previews_come_from_the_side_stream() -> None:
+    async with open_engine(model="shapes", device="cuda", executor="mp", mode="step") as engine:
+        request = engine.stream("a large red circle on a white background", preview_steps=4, seed=1)
+        async with request as events:
+            previews = [event async for event in events if isinstance(event, Preview)]
+            final = np.asarray((await events.result()).output, np.float32)
+    assert previews
+    last = np.asarray(previews[-1].image.resize((128, 128)), np.float32)
+    assert np.corrcoef(last.ravel(), final.ravel())[0, 1] > 0.7
