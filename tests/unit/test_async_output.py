@@ -1,0 +1,283 @@
+"""The output thread over a real segment: chunks and previews beside outputs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+import pytest
+import torch
+
+from sidestream.ipc_ext import RingShutDown, Segment, SegmentLayout
+from sidestream.ipc_ext.messages import AsyncOutputKind, NewRequestData
+from sidestream.workers.async_output import AsyncOutputThread
+from sidestream.workers.output_queue import PendingOutput, PendingPreview
+from sidestream.workers.platform import CpuPlatform
+
+KINDS = {
+    AsyncOutputKind.OUTPUT_READY: "output",
+    AsyncOutputKind.CHUNK: "chunk",
+    AsyncOutputKind.PREVIEW: "preview",
+}
+RING = 1 << 20
+
+
+class Bench:
+    """An output thread and the engine's end of its ring.
+
+    The thread starts in `finish`, so that what waits for it by then is certain.
+    """
+
+    def __init__(self, engine, worker):
+        self.ring = engine.outputs
+        self.worker_ring = worker.outputs
+        self.messages = []
+        self.cancelled = set()
+        self.results_full = False
+        self.shut_down = False
+        self.thread = AsyncOutputThread(
+            worker.outputs, CpuPlatform(), self.device_stage, self.is_cancelled, self.send, 16
+        )
+
+    def device_stage(self, tensors, output_type):
+        if "poison" in tensors:
+            raise RuntimeError("poisoned")
+        return {name: tensor + 1 for name, tensor in tensors.items()}
+
+    def is_cancelled(self, request):
+        return request.async_output_id in self.cancelled
+
+    def send(self, message, *, droppable=False):
+        if self.shut_down:
+            raise RingShutDown
+        if droppable and self.results_full:
+            return False
+        data = [self._read(piece) for piece in message.output]
+        self.messages.append((KINDS[message.kind], message, data))
+        return True
+
+    def _read(self, piece):
+        """Take a piece as the engine does, and give its room back."""
+        view = self.ring.lease(piece.handle)
+        data = bytes(view)
+        view.release()
+        return data
+
+    def submit(self, request, tensors):
+        mark = CpuPlatform().mark()
+        self.thread.submit(PendingOutput(request, tensors, mark, mark))
+
+    def show(self, request, step=1, draw=None):
+        picture = torch.full((4, 4, 3), step, dtype=torch.uint8)
+        return self.thread.submit_preview(
+            PendingPreview(request, step, draw or (lambda: picture), None)
+        )
+
+    def finish(self):
+        """Run the thread until all is delivered; return what was sent, in short."""
+        if self.thread.ident is None:
+            self.thread.start()
+        self.thread.close()
+        assert self.worker_ring.used_bytes == 0, "some room was never given back"
+        return [(kind, message.async_output_id, message.step) for kind, message, _ in self.messages]
+
+    def run_previews(self):
+        """Run the thread until it has come to the last preview that waits."""
+        passed = threading.Event()
+        self.show(request(99), 1, passed.set)  # draws nothing
+        self.thread.start()
+        assert passed.wait(10)
+
+
+@pytest.fixture
+def bench():
+    layout = SegmentLayout(output_bytes=RING)
+    with (
+        Segment.create(layout) as engine,
+        Segment.attach(os.dup(engine.fd), os.dup(engine.doorbell)) as worker,
+    ):
+        made = Bench(engine, worker)
+        yield made
+        engine.shut_down()
+        made.thread.close()
+
+
+def request(number):
+    return NewRequestData(str(number), number, 0, {}, (0,), "raw")
+
+
+def test_chunks_come_in_order_and_before_the_output(bench):
+    one, two = request(1), request(2)
+    for index in range(3):
+        bench.thread.submit_chunk(one, index, {"frames": torch.full((2,), float(index))}, None)
+    bench.submit(two, {"images": torch.zeros(1)})
+    bench.submit(one, {"frames": torch.arange(6.0)})
+    assert bench.finish() == [
+        ("chunk", 1, 0),
+        ("chunk", 1, 1),
+        ("chunk", 1, 2),
+        ("output", 2, 0),
+        ("output", 1, 0),
+    ]
+    assert all(message.final for _, message, _ in bench.messages)
+    chunk = bench.messages[1]
+    assert torch.frombuffer(bytearray(chunk[2][0]), dtype=torch.float32).tolist() == [2.0, 2.0]
+    assert chunk[1].output[0].descriptor.dtype == "float32"
+
+
+def test_a_large_chunk_goes_piece_by_piece(bench):
+    tensor = torch.arange(RING, dtype=torch.int64).to(torch.uint8)
+    bench.thread.submit_chunk(request(1), 5, {"frames": tensor}, None)
+    kinds = bench.finish()
+    assert len(kinds) > 1
+    assert set(kinds) == {("chunk", 1, 5)}
+    finals = [message.final for _, message, _ in bench.messages]
+    assert finals == [False] * (len(finals) - 1) + [True]
+    data = b"".join(part for _, _, parts in bench.messages for part in parts)
+    assert data == (tensor + 1).numpy().tobytes()
+
+
+def test_chunks_of_a_cancelled_request_stay_here(bench):
+    bench.cancelled.add(1)
+    bench.thread.submit_chunk(request(1), 0, {"frames": torch.zeros(2)}, None)
+    assert bench.finish() == []
+
+
+def test_a_chunk_that_fails_fails_its_request_and_no_other(bench):
+    one, two = request(1), request(2)
+    bench.thread.submit_chunk(one, 0, {"poison": torch.zeros(2)}, None)
+    bench.thread.submit_chunk(one, 1, {"frames": torch.zeros(2)}, None)
+    bench.submit(two, {"images": torch.zeros(1)})
+    bench.submit(one, {"frames": torch.zeros(2)})
+    assert bench.finish() == [("output", 2, 0), ("output", 1, 0)]
+    assert [message.error is None for _, message, _ in bench.messages] == [True, False]
+    assert "poisoned" in bench.messages[1][1].error.text
+
+
+def test_a_preview_is_one_piece_and_says_its_step(bench):
+    bench.show(request(1), 7)
+    bench.run_previews()
+    bench.finish()
+    kind, message, (data,) = bench.messages[0]
+    assert (kind, message.async_output_id, message.step) == ("preview", 1, 7)
+    (piece,) = message.output
+    assert (piece.name, piece.descriptor.dtype, piece.descriptor.shape) == (
+        "preview",
+        "uint8",
+        (4, 4, 3),
+    )
+    assert data == bytes([7]) * 48
+
+
+def test_only_the_latest_preview_of_a_request_is_made(bench):
+    drawn = []
+    for step in range(1, 5):
+        bench.show(request(1), step, lambda step=step: drawn.append(step))
+    bench.run_previews()
+    bench.finish()
+    assert drawn == [4]
+
+
+def test_a_preview_gives_way_to_its_output_and_to_other_outputs(bench):
+    bench.show(request(1), 3)
+    bench.show(request(2), 4)
+    bench.submit(request(1), {"images": torch.zeros(1)})
+    bench.run_previews()
+    assert bench.finish() == [("output", 1, 0), ("preview", 2, 4)]
+
+
+def test_a_crowded_output_ring_drops_previews_and_delivers_outputs(bench):
+    ring = bench.worker_ring
+    held = [ring.reserve(ring.chunk_bytes) for _ in range(2)]
+    bench.show(request(1))
+    bench.run_previews()
+    assert bench.messages == []
+    for handle in held:
+        ring.release(handle)
+    bench.submit(request(1), {"images": torch.zeros(1)})
+    assert bench.finish() == [("output", 1, 0)]
+
+
+def test_a_preview_that_is_too_large_for_the_ring_is_dropped(bench):
+    picture = torch.zeros(512, 512, 3, dtype=torch.uint8)
+    assert picture.numel() > bench.worker_ring.chunk_bytes
+    bench.show(request(1), 1, lambda: picture)
+    bench.run_previews()
+    assert bench.finish() == []
+
+
+def test_a_crowded_result_ring_drops_previews_and_keeps_no_room_for_them(bench):
+    bench.results_full = True
+    bench.show(request(1))
+    bench.run_previews()
+    assert bench.finish() == []
+
+
+def test_no_preview_after_the_request_was_withdrawn(bench):
+    """Not even if it was being drawn at that time."""
+    one = request(1)
+    picture = torch.zeros(4, 4, 3, dtype=torch.uint8)
+
+    def draw():
+        bench.thread.withdraw(one)
+        return picture
+
+    bench.show(one, 1, draw)
+    bench.show(request(2), 2)
+    bench.run_previews()
+    assert bench.finish() == [("preview", 2, 2)]
+
+
+def test_no_preview_of_a_cancelled_request(bench):
+    bench.cancelled.add(1)
+    bench.show(request(1), 1, lambda: pytest.fail("nobody wants it"))
+    picture = torch.zeros(4, 4, 3, dtype=torch.uint8)
+
+    def draw():
+        bench.cancelled.add(2)
+        return picture
+
+    bench.show(request(2), 1, draw)
+    bench.run_previews()
+    assert bench.finish() == []
+
+
+def test_a_preview_that_fails_is_left_out_and_told_once(bench, caplog):
+    def draw():
+        raise RuntimeError("no such thing")
+
+    bench.show(request(1), 1, draw)
+    bench.show(request(2), 1, draw)
+    bench.show(request(3), 2)
+    with caplog.at_level(logging.WARNING, "sidestream"):
+        bench.run_previews()
+        assert bench.finish() == [("preview", 3, 2)]
+    assert len(caplog.records) == 1
+
+
+def test_a_withdrawn_request_leaves_no_failure_behind(bench):
+    one = request(1)
+    bench.thread.submit_chunk(one, 0, {"poison": torch.zeros(2)}, None)
+    bench.run_previews()
+    bench.finish()
+    assert bench.thread._broken
+    bench.thread.withdraw(one)
+    assert not bench.thread._broken
+
+
+def test_after_a_shut_down_nothing_blocks():
+    layout = SegmentLayout(output_bytes=RING)
+    with (
+        Segment.create(layout) as engine,
+        Segment.attach(os.dup(engine.fd), os.dup(engine.doorbell)) as worker,
+    ):
+        bench = Bench(engine, worker)
+        bench.shut_down = True
+        bench.thread.start()
+        bench.thread.submit_chunk(request(1), 0, {"frames": torch.zeros(2)}, None)
+        bench.thread.join(10)
+        assert not bench.thread.is_alive()
+        with pytest.raises(RingShutDown):
+            bench.thread.submit_chunk(request(1), 1, {"frames": torch.zeros(2)}, None)
+        assert not bench.show(request(1))
