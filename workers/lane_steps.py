@@ -35,7 +35,7 @@ class LaneSteps:
                 if self._hub.poison is not None:
                     self._fail_rest(self._hub.poison)
         except BaseException:
-            self._lanes.clear()
+            self.abandon()
             raise
         return [(name, *lane.progress()) for name, lane in self._open(scheduled).items()]
 
@@ -70,10 +70,10 @@ class LaneSteps:
     def _fail_rest(self, error: Exception) -> None:
         """End every open request, scheduled or not, because the device is lost."""
         assert self._events is not None
-        lanes, self._lanes = self._lanes, {}
-        for request_id in lanes:
+        for request_id, lane in list(self._lanes.items()):
+            del self._lanes[request_id]
+            self._hub.abandon([lane])
             self._events.on_done(self._endings.of_error(request_id, error))
-        self._hub.abandon(lanes.values())
 
 
 def open_lane(hub: Hub, request: RunnerRequest, on_stop: Callable[[Lane], None]) -> Lane:

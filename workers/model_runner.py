@@ -63,13 +63,13 @@ class DiffusionModelRunner:
         """
         wave = _Wave(self._endings, events)
         with self._hub:
-            for request in requests:
-                wave.add(self._hub, request)
-            self._hub.drive(partial(Lockstep(self._hub, self._batcher).run, wave.lanes))
-            if self._hub.poison is not None:
-                left = wave.lanes
-                wave.fail_rest(self._hub.poison)
-                self._hub.abandon(left)
+            lanes = [wave.add(self._hub, request) for request in requests]
+            try:
+                self._hub.drive(partial(Lockstep(self._hub, self._batcher).run, lanes))
+                if self._hub.poison is not None:
+                    wave.fail_rest(self._hub.poison)
+            finally:
+                self._hub.abandon(lanes)
 
     def execute_stepwise(
         self, new: Sequence[RunnerRequest], scheduled: Sequence[str], events: RunnerEvents
@@ -119,15 +119,12 @@ class _Wave:
         self._requests: dict[Lane, RunnerRequest] = {}
         self._told: dict[Lane, int] = {}
 
-    @property
-    def lanes(self) -> list[Lane]:
-        return list(self._requests)
-
-    def add(self, hub: Hub, request: RunnerRequest) -> None:
+    def add(self, hub: Hub, request: RunnerRequest) -> Lane:
         """Open a lane for a request, and follow it."""
         latent = request.kwargs.get("output_type") == "latent"
         lane = open_lane(hub, request, partial(self._on_stop, latent))
         self._requests[lane] = request
+        return lane
 
     def _on_stop(self, latent: bool, lane: Lane) -> None:
         """Tell what is new about a lane that has stopped."""

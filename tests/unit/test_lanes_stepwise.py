@@ -352,6 +352,37 @@ def test_all_requests_are_unwound_when_the_listener_fails():
     assert len(events.outputs) == 2
 
 
+def test_interrupts_of_the_worker_pass_through_and_unwind_all_requests():
+    def interrupted(sample):
+        if bool((sample > 50).any()):
+            raise KeyboardInterrupt
+        return sample
+
+    pipeline = Pipeline()
+    pipeline.unet = Component(interrupted)
+    runner, events = runner_of(pipeline), Events()
+    runner.execute_stepwise(requests_of(3, 3), ["0", "1"], events)
+    bad = RunnerRequest("bad", {"sample": rows(2).abs() + 60, "num_inference_steps": 3})
+    with pytest.raises(KeyboardInterrupt):
+        runner.execute_stepwise([bad], ["0", "bad"], events)
+    assert events.outputs == {}
+    assert runner.execute_stepwise([], ["0", "1", "bad"], events) == []
+    step_through(runner, requests_of(3, 3))
+
+
+def test_a_wave_that_fails_leaves_the_requests_of_step_mode_alone():
+    def fail(output):
+        raise ConnectionError("nobody is there")
+
+    runner, events = runner_of(Pipeline()), Events()
+    runner.execute_stepwise(requests_of(3), ["0"], events)
+    with pytest.raises(ConnectionError):
+        runner.execute_model_batch(requests_of(1, 3), Events(fail))
+    while runner.execute_stepwise([], ["0"], events):
+        pass
+    assert torch.equal(picture(events.outputs["0"]), Pipeline()(rows(0), 3))
+
+
 def test_a_wave_may_run_between_two_ticks():
     pipeline = Pipeline()
     runner, events = runner_of(pipeline, merge=True), Events()

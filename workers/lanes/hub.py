@@ -76,8 +76,6 @@ class Hub:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self.abandon(self._open)
         if self._open:
             self.thread.rest()
         else:
@@ -126,8 +124,8 @@ class Hub:
         return lane
 
     def abandon(self, lanes: Iterable[Lane]) -> None:
-        """Cancel lanes, which nobody listens to any more."""
-        for lane in list(lanes):
+        """Cancel those lanes that are open still; nobody listens to them any more."""
+        for lane in self._open.intersection(lanes):
             lane.on_stop = _ignore
             lane.cancel()
 

@@ -75,9 +75,10 @@ class Slots:
 
     def complete(self, values: list[Any]) -> None:
         """Add what a lane starts with for attributes that are watched since `values` were read."""
-        missing = len(self._attentions) + len(self._watched) - len(values)
-        for slot, shared in list(self._watched.values())[len(self._watched) - missing :]:
-            values.append(shared if slot.fresh is None else slot.fresh())
+        known = len(values) - len(self._attentions)
+        if known < len(self._watched):
+            for slot, shared in list(self._watched.values())[known:]:
+                values.append(shared if slot.fresh is None else slot.fresh())
 
     def fresh(self, shared: list[Any]) -> list[Any]:
         """Return the values that a new lane starts with.
