@@ -1,4 +1,4 @@
-"""What a lane costs: microseconds for a request, and for each further component call.
+"""What a lane costs: microseconds for a request, for each further component call, for a tick.
 
     python benchmarks/lanes.py
 
@@ -65,6 +65,21 @@ def seconds_per_wave(runner: DiffusionModelRunner, lanes: int, steps: int, waves
     return statistics.median(times)
 
 
+def seconds_per_tick(runner: DiffusionModelRunner, lanes: int, ticks: int) -> float:
+    """Return the median time of a tick of step mode, in which each lane makes one call."""
+    image, events, times = torch.zeros(1, 3, 8, 8), Ignored(), []
+    call = {"num_inference_steps": ticks + 2}
+    new = [RunnerRequest(str(n), {"image": image + n, **call}, seed=n) for n in range(lanes)]
+    names = [request.request_id for request in new]
+    runner.execute_stepwise(new, names, events)
+    for _ in range(ticks):
+        start = time.thread_time()
+        runner.execute_stepwise([], names, events)
+        times.append(time.thread_time() - start)
+    runner.abandon_steps()
+    return statistics.median(times)
+
+
 def plain_seconds(pipeline: TrivialPipeline, steps: int, calls: int) -> float:
     """Return the median time of a call of the pipeline itself."""
     image, times = torch.zeros(1, 3, 8, 8), []
@@ -88,6 +103,7 @@ def measure(waves: int) -> dict[str, Any]:
         report[name] = {
             "us_per_request": round(short / lanes * 1e6, 1),
             "us_per_further_call": round((long - short) / (50 * lanes) * 1e6, 2),
+            "us_per_tick": round(seconds_per_tick(runner, lanes, waves) * 1e6, 1),
         }
     plain = plain_seconds(pipeline, 1, waves)
     further = (plain_seconds(pipeline, 51, waves // 10 + 1) - plain) / 50
