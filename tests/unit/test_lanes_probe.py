@@ -81,6 +81,21 @@ def test_a_table_whose_length_is_the_batch_size_is_not_taken_for_rows():
     assert reading.roles["table",] == SHARE
 
 
+def test_one_row_for_all_rows_is_repeated():
+    module = Component(lambda sample, condition: sample * 2 + condition)
+    reading = find(module, call(1, condition=rows(3, 1)), call(2, condition=rows(4, 1)))
+    assert reading.roles["condition",] == SPREAD
+
+
+def test_arguments_that_are_nearly_equal_are_told_apart():
+    """Moving such numbers about makes no difference that shows."""
+    module = Component(lambda sample, offset: sample + offset)
+    offsets = [100 + 0.1 * rows(3), 100 + 0.1 * rows(4)]
+    reading = find(module, call(1, offset=offsets[0]), call(2, offset=offsets[1]))
+    assert reading.describe() == "joined"
+    assert not reading.equal
+
+
 def test_the_first_row_of_a_joined_argument_is_not_enough():
     """Joining is plausible, raises nothing, and is wrong for all requests but the first."""
     module = Component(lambda sample, mask: sample * mask[:1])

@@ -7,6 +7,8 @@ import torch
 
 from .structure import parts_of
 
+ALIKE = 0.05  # two arguments whose relative distance is less do not tell requests apart
+
 
 def distance(a: Any, b: Any) -> float:
     """Return the largest relative distance between the tensors of two values.
@@ -72,8 +74,8 @@ def vary(value: Any) -> Any:
         return value
     if value.ndim <= 1:
         return torch.where(value == 0, torch.ones_like(value), _half(value))
-    rolled = value.roll(1, -1)
-    return rolled if not torch.equal(rolled, value) else _nudged(value)
+    changed = (value.roll(1, -1), _nudged(value), -value)
+    return next((one for one in changed[:2] if distance(one, value) >= ALIKE), changed[-1])
 
 
 def _half(value: torch.Tensor) -> torch.Tensor:

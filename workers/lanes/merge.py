@@ -153,8 +153,11 @@ class Merger:
         return values[0]
 
     def _spread(self, values: list[Any]) -> list[torch.Tensor]:
-        scalars = [torch.as_tensor(value, device=self._device).reshape(1) for value in values]
-        return [scalar.expand(count) for scalar, count in zip(scalars, self._rows, strict=True)]
+        tensors = [torch.as_tensor(value, device=self._device) for value in values]
+        firsts = [one if one.ndim else one.reshape(1) for one in tensors]
+        return [
+            one.expand(count, *one.shape[1:]) for one, count in zip(firsts, self._rows, strict=True)
+        ]
 
     def _join(self, values: list[torch.Tensor], axis: int) -> torch.Tensor:
         if len({(*v.shape[:axis], *v.shape[axis + 1 :]) for v in values}) > 1:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from .call import Arguments, NotMergeable
-from .distance import distance, disturb, rounding_of, vary
+from .distance import ALIKE, distance, disturb, rounding_of, vary
 from .merge import Merger, leaves_of, output_roles
 from .readings import ENTRIES, JOIN, SPREAD, Leaf, Reading, readings
 from .sameness import Sameness
 from .structure import Path, holds_tensors, value_at
 
-ALIKE = 0.05  # two arguments whose relative distance is less do not tell requests apart
 NOISE_MARGIN = 4.0  # rounding of one call against rounding of another
 DEPTH_MARGIN = 32.0  # rounding in every layer against rounding of the arguments alone
 

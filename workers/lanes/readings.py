@@ -27,9 +27,9 @@ class Role(NamedTuple):
 
     Attributes:
         kind: "join" (concatenate along `axis`), "share" (pass one, all are equal), "spread" (repeat
-            a
-            scalar for each row, then concatenate), "each" (a list: merge it element by element) or
-            "entries" (a list with one entry for each row: concatenate the lists).
+            a scalar, or the only row, for each row, then concatenate), "each" (a list: merge it
+            element by element) or "entries" (a list with one entry for each row: concatenate the
+            lists).
         axis: The axis to join or split.
     """
 
@@ -112,7 +112,8 @@ def roles_for(leaf: Leaf, rows: Sequence[int]) -> list[Role]:
     joins = [Role("join", axis) for axis in range(len(leaf.shapes[0])) if _fits(leaf, rows, axis)]
     if joins and joins[0].axis == 0 and leaf.shapes[0][0] == rows[0]:
         return [joins[0], *share, *joins[1:]]
-    return [*share, *joins]
+    spread = [SPREAD] if _is_broadcast(leaf, rows) else []
+    return [*share, *joins, *spread]
 
 
 def readings(leaves: Sequence[Leaf], rows: Sequence[int]) -> Iterator[Reading]:
@@ -158,6 +159,14 @@ def _is_scalar(leaf: Leaf, rows: Sequence[int]) -> bool:
     if any(len(shape) > 1 or shape not in ((), (1,)) for shape in leaf.shapes):
         return False
     return leaf.shapes[0] == () or any(count > 1 for count in rows)
+
+
+def _is_broadcast(leaf: Leaf, rows: Sequence[int]) -> bool:
+    """Whether every call has one row of this for all its rows, and they agree in the rest."""
+    first = leaf.shapes[0]
+    if len(first) < 2 or first[0] != 1 or min(rows) < 2:
+        return False
+    return all(shape == first for shape in leaf.shapes)
 
 
 def _fits(leaf: Leaf, rows: Sequence[int], axis: int) -> bool:
