@@ -7,6 +7,7 @@ from PIL import Image
 
 from sidestream.workers.models import families, families_full, families_tiny, load_pipeline
 from sidestream.workers.models.tokenizers import END_ID, START_ID, word_tokenizer
+from sidestream.workers.models.wan_chunks import WanChunksPipeline
 
 CLASSES = {
     "sd15": diffusers.StableDiffusionPipeline,
@@ -16,7 +17,9 @@ CLASSES = {
     "sd3": diffusers.StableDiffusion3Pipeline,
     "flux": diffusers.FluxPipeline,
     "wan": diffusers.WanPipeline,
+    "wan-chunks": WanChunksPipeline,
 }
+FRAMES = {"wan": 9, "wan-chunks": 13}
 # Millions of parameters, as published with each release.
 FULL_SIZES = {
     "sd15-full": {"unet": 860, "vae": 84, "text_encoder": 123},
@@ -54,7 +57,8 @@ def test_a_tiny_family_runs_and_heeds_prompt_and_seed(family):
     pipeline = load_pipeline(f"random:{family}", {}, device="cpu", dtype=None)
     assert type(pipeline) is CLASSES[family]
     one = run(pipeline, family)
-    assert one.shape == ((1, 9, 3, 32, 32) if family == "wan" else (1, 3, 64, 64))
+    frames = FRAMES.get(family)
+    assert one.shape == ((1, frames, 3, 32, 32) if frames else (1, 3, 64, 64))
     assert 0 <= one.min() < one.max() <= 1
     assert torch.equal(one, run(pipeline, family))
     assert not torch.equal(one, run(pipeline, family, prompt="a xylophone"))

@@ -25,7 +25,8 @@ def load(family: str, options: Mapping[str, Any], *, device: str, dtype: str | N
 
     Args:
         family: ``"sd15"``, ``"sd15-img2img"``, ``"sd15-inpaint"``, ``"sdxl"``, ``"sd3"``,
-            ``"flux"`` or ``"wan"``; or one of these with ``-full``, apart from the edits.
+            ``"flux"``, ``"wan"`` or ``"wan-chunks"``; or, apart from the edits and the last, one of
+            these with ``-full``.
         options: Fields of `RandomOptions`.
         device: Where the pipeline runs, such as ``"cpu"`` or ``"cuda:0"``.
         dtype: Data type of the weights, or None for the device's usual one.

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from .tokenizers import END_ID, PAD_ID, START_ID, vocabulary, word_tokenizer
+from .wan_chunks import WanChunksPipeline
 
 MAX_TOKENS = 48
 WIDTH = 32  # of every text encoder
@@ -187,8 +188,7 @@ def flux() -> Any:
     )
 
 
-def wan() -> Any:
-    """Make a Wan 2.1 text-to-video pipeline: 3D DiT, UMT5, causal video autoencoder."""
+def _wan_components() -> dict[str, Any]:
     transformer = diffusers.WanTransformer3DModel(
         patch_size=(1, 2, 2),
         num_attention_heads=2,
@@ -210,19 +210,30 @@ def wan() -> Any:
         num_res_blocks=1,
         temperal_downsample=[False, True, True],
     )
-    return diffusers.WanPipeline(
-        transformer=transformer,
-        vae=vae,
-        text_encoder=tiny_t5(UMT5EncoderModel, UMT5Config),
-        tokenizer=word_tokenizer(MAX_TOKENS, start=False),
-        scheduler=diffusers.UniPCMultistepScheduler(
+    return {
+        "transformer": transformer,
+        "vae": vae,
+        "text_encoder": tiny_t5(UMT5EncoderModel, UMT5Config),
+        "tokenizer": word_tokenizer(MAX_TOKENS, start=False),
+        "scheduler": diffusers.UniPCMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
         ),
-    )
+    }
+
+
+def wan() -> Any:
+    """Make a Wan 2.1 text-to-video pipeline: 3D DiT, UMT5, causal video autoencoder."""
+    return diffusers.WanPipeline(**_wan_components())
+
+
+def wan_chunks() -> Any:
+    """Make a Wan 2.1 pipeline that tells its video window by window."""
+    return WanChunksPipeline(**_wan_components())
 
 
 _IMAGE = {"height": 64, "width": 64, "num_inference_steps": 4}
 _EDIT = {"num_inference_steps": 4}
+_VIDEO = _IMAGE | {"height": 32, "width": 32, "max_sequence_length": MAX_TOKENS}
 
 # family -> (builder, arguments that a request gets unless it says otherwise)
 FAMILIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -232,8 +243,6 @@ FAMILIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "sdxl": (sdxl, _IMAGE),
     "sd3": (sd3, _IMAGE | {"max_sequence_length": MAX_TOKENS}),
     "flux": (flux, _IMAGE | {"max_sequence_length": MAX_TOKENS}),
-    "wan": (
-        wan,
-        _IMAGE | {"height": 32, "width": 32, "num_frames": 9, "max_sequence_length": MAX_TOKENS},
-    ),
+    "wan": (wan, _VIDEO | {"num_frames": 9}),
+    "wan-chunks": (wan_chunks, _VIDEO | {"num_frames": 13, "chunk_frames": 5}),
 }
