@@ -348,3 +348,42 @@ def test_requests_of_different_dtypes_are_not_merged():
         assert picture(output).dtype == call["sample"].dtype
     assert runner.statistics()["probes"] == 0
     assert runner.statistics()["merged_calls"] == 0
+
+
+class Restyled(Adapting):
+    """Scales the adapters of its encoder in place around the encoder's calls, as diffusers does."""
+
+    def __init__(self):
+        super().__init__()
+        self.text_encoder = Adaptable()
+
+    def __call__(self, sample, scale=1.0, num_inference_steps=2):
+        self._scale(scale)
+        sample = self.text_encoder(self.text_encoder(sample))
+        self._scale(1 / scale)
+        return super().__call__(sample, num_inference_steps)
+
+    def _scale(self, factor):
+        for part in self.text_encoder.modules():
+            if isinstance(part, Adapted):
+                part.scaling["style"] *= factor
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_adapters_scaled_in_place_are_scaled_for_their_request(merge):
+    pipeline, scales = Restyled(), [0.5, 1.0, 0.5, 2.0, 1.0]
+    calls = [{"sample": rows(n), "scale": scale} for n, scale in enumerate(scales)]
+    with torch.no_grad():
+        expected = [pipeline(**call) for call in calls]
+    runner = runner_of(pipeline, merge=merge)
+    widths = []
+    pipeline.text_encoder.register_forward_hook(lambda m, a, result: widths.append(len(result)))
+    for _ in range(2):
+        widths.clear()
+        requests = [RunnerRequest(str(n), call) for n, call in enumerate(calls)]
+        events, _ = step_through(runner, requests)
+        for n, wanted in enumerate(expected):
+            result = picture(events.outputs[str(n)])
+            assert torch.allclose(result, wanted, atol=1e-5 if merge else 0, rtol=0)
+        assert pipeline.text_encoder.layer.scaling == {"style": 1.0}
+    assert sorted(widths) == ([2, 2, 4, 4, 4, 4] if merge else [2] * 10)

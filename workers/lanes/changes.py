@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from .recast import ModuleState, changes_nothing
-from .slots import ABSENT, Slot, Slots
+from .slots import ABSENT, Slot, Slots, is_plain
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -22,7 +22,7 @@ class ModuleChanges:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._recast: dict[int, ModuleState] = {}
-        self._suspects: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._suspects: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
 
     def recast(
         self,
@@ -67,11 +67,13 @@ class ModuleChanges:
 
     def suspect(self, module: nn.Module) -> None:
         """Expect attributes of a module's parts to be written, unseen by any proxy."""
-        self._suspects += [(part, dict(vars(part))) for part in module.modules()]
+        self._suspects += [(p, dict(vars(p)), _settings(p)) for p in module.modules()]
 
     def settle(self) -> None:
         """Keep to the lane what was written on suspects; called before another lane runs."""
-        for part, old in self._suspects:
+        for part, old, settings in self._suspects:
+            for name, before in settings.items():
+                _separate(part, name, old[name], before)
             for name, value in vars(part).items():
                 if name != "processor" and old.get(name, part) is not value:
                     self._slots.watch(Slot(part, name), old.get(name, ABSENT))
@@ -113,3 +115,20 @@ class ModuleChanges:
         self._recast.pop(key).put_back()
         if not self._recast:
             lane.give_way()
+
+
+def _settings(part: nn.Module) -> dict[str, dict[Any, Any]]:
+    """Copy the dicts of plain values that a module holds, such as the scales of its adapters."""
+    return {
+        name: dict(value)
+        for name, value in vars(part).items()
+        if type(value) is dict and not name.startswith("_") and all(map(is_plain, value.values()))
+    }
+
+
+def _separate(part: nn.Module, name: str, shared: dict[Any, Any], before: dict[Any, Any]) -> None:
+    """Give the lane a dict of its own if it has written into a shared one, which is put back."""
+    if vars(part).get(name) is shared and shared != before:
+        setattr(part, name, dict(shared))
+        shared.clear()
+        shared.update(before)

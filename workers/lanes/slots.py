@@ -151,9 +151,16 @@ def _alike(a: Any, b: Any) -> bool:
         return True
     if type(a) is not type(b) or isinstance(a, nn.Module):
         return False
-    if isinstance(a, _PLAIN):
+    if is_plain(a):
         return bool(a == b)
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(a[key] is b[key] for key in a)
+        return a.keys() == b.keys() and all(
+            a[key] is b[key] or (is_plain(a[key]) and a[key] == b[key]) for key in a
+        )
     ours, theirs = getattr(a, "__dict__", None), getattr(b, "__dict__", None)
-    return ours is not None and ours == theirs and all(isinstance(v, _PLAIN) for v in ours.values())
+    return ours is not None and ours == theirs and all(map(is_plain, ours.values()))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number, a text or nothing, which is all that it says."""
+    return isinstance(value, _PLAIN)
