@@ -87,6 +87,17 @@ def test_one_row_for_all_rows_is_repeated():
     assert reading.roles["condition",] == SPREAD
 
 
+def test_several_arguments_may_have_one_row_for_all_rows():
+    """That the frames are as many as the rows says nothing."""
+    module = Component(lambda sample, frames, mask: sample + torch.cat([frames, mask], 1).sum(1))
+    frames = [rows(n, 2)[None] for n in (3, 4)]
+    mask = torch.ones(1, 2, 8)
+    reading = find(
+        module, call(1, frames=frames[0], mask=mask), call(2, frames=frames[1], mask=mask)
+    )
+    assert reading.roles["frames",] == reading.roles["mask",] == SPREAD
+
+
 def test_arguments_that_are_nearly_equal_are_told_apart():
     """Moving such numbers about makes no difference that shows."""
     module = Component(lambda sample, offset: sample + offset)

@@ -139,10 +139,11 @@ def _candidates(
     likely = {path: roles[0] for path, roles in options.items()}
     shared = {path: SHARE if SHARE in roles else roles[0] for path, roles in options.items()}
     joined = {path: JOIN if JOIN in roles else roles[0] for path, roles in options.items()}
+    spread = {path: SPREAD if SPREAD in roles else roles[0] for path, roles in options.items()}
     listed = {path: ENTRIES if ENTRIES in roles else roles[0] for path, roles in options.items()}
     chunked = [n for n in (1, 2, 3) if all(count % n == 0 for count in rows)]
     yield from itertools.product([likely], chunked)
-    yield from itertools.product([listed, shared, joined], chunked[:1])
+    yield from itertools.product([listed, shared, joined, spread], chunked[:1])
     for path, roles in options.items():
         for role in roles[1:]:
             yield {**likely, path: role}, 1
