@@ -253,6 +253,7 @@ class DiffusionEngine:
         await self._executor.close(self.config.shutdown_grace if self._started else 0.0)
         for claim in self._ledger:
             self._ledger.lose(claim, EngineClosedError("the engine was closed"))
+        self._ledger.forget_ticks()
         self._closed.set()
 
     @trio.lowlevel.enable_ki_protection
@@ -279,6 +280,7 @@ class DiffusionEngine:
             claim.mailbox.fail(error)
             self._ledger.abort(claim)  # a worker that still lives is to stop
             self._ledger.lose(claim, error)
+        self._ledger.forget_ticks()
         self._give_calls_up()
         self._dead.set()
 
@@ -303,7 +305,7 @@ class DiffusionEngine:
     async def _schedule(self, worker: int) -> None:
         """Give a worker what the scheduler decides, as far as it has room and is its turn."""
         changed = self._changed[worker]
-        while True:
+        while self._cause is None:
             now = trio.current_time()
             output = self._scheduler.schedule(now, worker) if self._is_next(worker) else None
             if output is None:

@@ -196,6 +196,12 @@ class ClaimLedger:
         claim.mailbox.fail(RequestAborted(f"request {claim.request_id!r} was aborted"))
         self.apply(claim, ClaimEvent.LEAVE)
 
+    def forget_ticks(self) -> None:
+        """Expect no answer to the ticks under way: who would give them has gone."""
+        for load in self.loads:
+            load.ticks.clear()
+        self._changed()
+
     def lose(self, claim: Claim, error: BaseException) -> None:
         """End a request because what runs it has gone."""
         self.apply(claim, ClaimEvent.LOST, error=error)

@@ -150,6 +150,7 @@ class DiffusionWorker:
             for request_id, step, total in taken
         )
         self._send(AsyncDiffusionOutput(AsyncOutputKind.STEP_DONE, progress=progress))
+        faults.point("step_done")
 
     def _runnable(self, request: NewRequestData) -> RunnerRequest:
         accepted = self._capabilities["arguments"]

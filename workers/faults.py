@@ -20,6 +20,7 @@ POINTS = (
     "reserved",
     "copied",
     "output_ready",
+    "step_done",
     "stopping",
 )
 """In the order in which a request's life passes them."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # generic for type checkers only, in some releases of click
 else:
     SizeType = AssignmentType = click.ParamType
 
-CONFIG_OPTIONS = ("model", "executor", "device", "dtype", "num_workers", "max_num_seqs")
+CONFIG_OPTIONS = ("model", "executor", "device", "dtype", "num_workers", "max_num_seqs", "mode")
 """Options that are named like the field of `EngineConfig` that they set."""
 
 
@@ -60,6 +60,10 @@ class Assignment(AssignmentType):
             return key, text
 
 
+PREVIEWS = 8
+"""How many previews of an output there are, unless it is said after how many steps they come."""
+
+
 def read_prompts(lines: Iterable[str]) -> list[str]:
     """Return the lines that are not blank, without the space around them.
 
@@ -77,6 +81,7 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
 
     Raises:
       ConfigError: a setting is unknown or not valid.
+      click.UsageError: previews are wanted where there are none.
     """
     settings: dict[str, Any] = {}
     model_options: dict[str, Any] = {}
@@ -88,6 +93,8 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
             settings[key] = value
     settings |= {name: options[name] for name in CONFIG_OPTIONS if options[name] is not None}
     config = EngineConfig.load(options["config"] or {}, **settings)
+    if config.mode != "step" and (options["preview"] or options["preview_every"]):
+        raise click.UsageError("--preview needs --mode step")
     return EngineConfig.load(config, model_options=config.model_options | model_options)
 
 
@@ -98,6 +105,7 @@ def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[Diff
       RequestError: a parameter is not valid.
     """
     width, height = options["size"] or (None, None)
+    every = options["preview_every"]
     extra = dict(options["arguments"])
     if options["image"] is not None:
         extra["image"] = _open_image(options["image"])
@@ -114,6 +122,8 @@ def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[Diff
                 guidance_scale=options["guidance"],
                 seed=seed,
                 output_type="uint8",
+                preview_steps=PREVIEWS if options["preview"] and not every else 0,
+                preview_every=every or 0,
                 extra_args=extra,
             )
             for seed in range(first, first + options["count"])

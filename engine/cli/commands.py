@@ -31,6 +31,7 @@ Examples:
   sidestream generate -f prompts.txt -o out/ --executor mp --batch 4 --seed 1
   sidestream generate "a lighthouse" --model /models/sdxl --steps 28 --size 1024x1024
   sidestream generate "waves" --model /models/wan --arg num_frames=33 --format webp
+  sidestream generate -f prompts.txt --mode step --batch 4 --preview
   sidestream generate "a cat" --config engine.toml --set output_ring_bytes=1073741824
 """
 
@@ -138,6 +139,24 @@ def _file(**settings: Any) -> click.Path:
     type=int,
     metavar="N",
     help="Requests that run together.  [default: 1]",
+)
+@_option(
+    "--mode",
+    type=click.Choice(["request", "step"]),
+    help="Run whole requests, or step by step: later ones join at once, and there are previews."
+    "  [default: request]",
+)
+@_option(
+    "--preview",
+    is_flag=True,
+    help="Show each output as it comes into being, in NAME.preview.png, which is replaced as better"
+    " previews come and goes when the output is there. Needs --mode step.",
+)
+@_option(
+    "--preview-every",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The same, after every N steps.",
 )
 @_option("--config", type=_file(), help="TOML file with settings of the engine.")
 @_option(

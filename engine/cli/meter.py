@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import IO, Any, Self
 
 from tqdm import tqdm
+
+from .request_bars import RequestBars
 
 BAR = "{desc} {percentage:3.0f}%|{bar}|{postfix}, {rate_fmt}, {remaining} left"
 
@@ -17,15 +20,19 @@ class Meter:
       count: requests.
       label: what is going on until `begin`.
       hidden: show nothing; lines are printed all the same.
+      bars: labels of the requests, if each is to have a bar of its own while it runs.
     """
 
-    def __init__(self, count: int, label: str, *, hidden: bool = False) -> None:
+    def __init__(
+        self, count: int, label: str, *, hidden: bool = False, bars: Sequence[str] = ()
+    ) -> None:
         self._count = count
         self._label = label
         self._hidden = hidden
         self._done = 0
         self._steps = [0] * count
         self._bar: Any = None
+        self._bars = RequestBars(bars, sys.stderr, hidden=hidden or not bars)
 
     def __enter__(self) -> Self:
         tqdm.monitor_interval = 0  # no thread of its own
@@ -40,6 +47,7 @@ class Meter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._bars.close()
         self._bar.close()
 
     def begin(self, label: str) -> None:
@@ -49,9 +57,11 @@ class Meter:
         self._bar.reset()
         self._refresh()
 
-    def step(self, index: int, step: int, total: int | None) -> None:
-        """Note that a request has taken `step` of `total` steps, None if that is not known."""
+    def step(self, index: int, step: int, total: int | None, eta: float | None = None) -> None:
+        """Note that a request has taken `step` of `total` steps, and needs `eta` seconds more; None
+        if that is not known."""
         self._steps[index] = step
+        self._bars.step(index, step, total, eta)
         if total is not None and self._bar.total is None:
             self._bar.total = total * self._count
         self._refresh()
@@ -59,6 +69,7 @@ class Meter:
     def done(self, index: int) -> None:
         """Note that a request has ended, well or not."""
         self._done += 1
+        self._bars.done(index)
         if self._bar.total is not None:
             self._steps[index] = self._bar.total // self._count
         self._refresh()

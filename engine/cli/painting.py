@@ -14,9 +14,9 @@ from ..diffusion_engine import DiffusionEngine
 from ..errors import ExecutionError, SidestreamError
 from ..opening import open_engine
 from ..request import DiffusionRequest
-from ..result import Progress
+from ..result import Event, Preview, Progress
 from .meter import Meter
-from .picture_files import PictureFiles, slug
+from .picture_files import PictureFiles, PreviewFile, slug
 
 FATAL = (SidestreamError, OSError, ValueError)
 """What ends a whole batch; an `ExecutionError` ends its own request only."""
@@ -45,7 +45,7 @@ class Painter:
 
     Args:
       config: of the engine.
-      requests: each with one output of type "uint8".
+      requests: each with one output of type "uint8", and a seed.
       files: where outputs go.
       quiet: show no progress bar.
     """
@@ -62,7 +62,13 @@ class Painter:
         self._requests = requests
         self._files = files
         self._outcome = Outcome()
-        self._meter = Meter(len(requests), f"loading {config.model}", hidden=quiet)
+        self._stems = [_stem(request) for request in requests]
+        self._meter = Meter(
+            len(requests),
+            f"loading {config.model}",
+            hidden=quiet,
+            bars=self._stems if config.mode == "step" else (),
+        )
         self._room = trio.Semaphore(config.max_queued_requests)
 
     async def run(self) -> Outcome:
@@ -97,24 +103,35 @@ class Painter:
     async def _paint_one(
         self, engine: DiffusionEngine, index: int, task_status: trio.TaskStatus[None]
     ) -> None:
-        request = self._requests[index]
+        request, stem = self._requests[index], self._stems[index]
+        preview = self._files.preview(stem)
         try:
             async with engine.stream(request) as events:
                 task_status.started()
                 async for event in events:
-                    if isinstance(event, Progress):
-                        self._meter.step(index, event.step, event.total)
+                    await self._tell(index, event, preview)
                 result = await events.result()
         except ExecutionError as error:
             self._outcome.failed.append(error)
             self._meter.print(one_line(f"{request.prompt!r}: {error}"), sys.stderr)
         else:
-            stem = f"{slug(request.prompt or '')}-{result.seed}"
             path = await trio.to_thread.run_sync(self._files.save, result.output, stem)
+            await trio.to_thread.run_sync(preview.remove)
             self._outcome.painted += 1
             self._meter.print(str(path), sys.stdout)
         self._meter.done(index)
         self._room.release()
+
+    async def _tell(self, index: int, event: Event, preview: PreviewFile) -> None:
+        if isinstance(event, Progress):
+            self._meter.step(index, event.step, event.total, event.eta)
+        elif isinstance(event, Preview):
+            await trio.to_thread.run_sync(preview.show, event.image)
+
+
+def _stem(request: DiffusionRequest) -> str:
+    """Return what the names of a request's files begin with."""
+    return f"{slug(request.prompt or '')}-{request.sampling.seed}"
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:

@@ -65,6 +65,10 @@ class PictureFiles:
             return self._write(self._animate(samples), stem)
         return self._write_frames(samples, stem)
 
+    def preview(self, stem: str) -> PreviewFile:
+        """Return the file beside an output that shows what it may become."""
+        return PreviewFile(self, stem)
+
     def _encode(self, samples: Samples) -> bytes:
         return encode(samples, self.file_format, PostprocessOptions(quality=self.quality))
 
@@ -83,7 +87,7 @@ class PictureFiles:
         return file.getvalue()
 
     def _write(self, data: bytes, stem: str) -> Path:
-        path = self._claim(stem, f".{self.file_format}", lambda path: path.touch(exist_ok=False))
+        path = self.claim(stem, f".{self.file_format}", _create)
         try:
             path.write_bytes(data)
         except OSError:
@@ -92,12 +96,12 @@ class PictureFiles:
         return path
 
     def _write_frames(self, video: Samples, stem: str) -> Path:
-        folder = self._claim(stem, "", Path.mkdir)
+        folder = self.claim(stem, "", Path.mkdir)
         for index, frame in enumerate(video):
             (folder / f"{index:05}.jpeg").write_bytes(self._encode(frame))
         return folder
 
-    def _claim(self, stem: str, suffix: str, create: Callable[[Path], None]) -> Path:
+    def claim(self, stem: str, suffix: str, create: Callable[[Path], None]) -> Path:
         """Create the first of stem, stem-2, stem-3... that nothing has, and return it."""
         for number in itertools.count(1):
             path = self.folder / (f"{stem}-{number}{suffix}" if number > 1 else stem + suffix)
@@ -107,3 +111,48 @@ class PictureFiles:
                 continue
             return path
         raise AssertionError("counting does not end")
+
+
+class PreviewFile:
+    """``STEM.preview.png``: replaced as better previews come, each time at once and as a whole.
+
+    It is there from the first preview until the output is; if that never comes, it stays.
+
+    Args:
+      files: where it is.
+      stem: of the output's name; a number is added if there is such a preview already.
+    """
+
+    def __init__(self, files: PictureFiles, stem: str) -> None:
+        self._files = files
+        self._stem = stem
+        self._path: Path | None = None
+
+    def show(self, samples: Samples) -> None:
+        """Write a preview in place of the last one.
+
+        Args:
+          samples: (H, W, 3), uint8.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+        if self._path is None:
+            self._path = self._files.claim(self._stem, ".preview.png", _create)
+        new = self._path.with_suffix(".new")
+        try:
+            new.write_bytes(encode(samples, "png", PostprocessOptions()))
+            new.replace(self._path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
+
+    def remove(self) -> None:
+        """Take the preview away: the output is there."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+            self._path = None
+
+
+def _create(path: Path) -> None:
+    path.touch(exist_ok=False)

@@ -70,9 +70,61 @@ async def test_events_of_a_request(executor: str) -> None:
 
 
 @pytest.mark.parametrize("executor", ["uni", "mp"])
-async def test_an_error_in_the_pipeline_ends_that_request_alone(executor: str) -> None:
+async def test_events_of_a_request_in_step_mode(executor: str) -> None:
+    config = synthetic(executor, options={"forward_ms": 10}, mode="step", max_num_seqs=2)
+    async with open_engine(config) as engine:
+        async with engine.stream("a", seed=9, num_inference_steps=20, output_type="raw") as events:
+            told = [event async for event in events]
+        assert [type(event) for event in (told[0], told[1], told[-1])] == [
+            Queued,
+            Started,
+            Completed,
+        ]
+        progress = [event for event in told if isinstance(event, Progress)]
+        steps = [event.step for event in progress]
+        assert steps == sorted(set(steps))
+        assert {event.total for event in progress} == {20}
+        assert any(event.eta is not None and event.eta > 0 for event in progress)
+        assert values_of(told[-1].result) == [9]
+        del told, events
+        await assert_idle(engine)
+
+
+async def test_a_short_request_is_not_kept_waiting_by_long_ones() -> None:
+    config = synthetic("mp", options={"forward_ms": 1}, mode="step", max_num_seqs=2)
+    async with (
+        open_engine(config) as engine,
+        engine.stream("a", num_inference_steps=LONG) as long,
+    ):
+        await until(long, Progress)
+        for steps in (1, 3):
+            result = await engine.generate(
+                "a", seed=5, num_inference_steps=steps, output_type="raw"
+            )
+            assert values_of(result) == [5]
+        assert engine.statistics().running == 1
+
+
+async def test_an_urgent_request_takes_the_place_of_a_long_one() -> None:
+    config = synthetic("mp", options={"forward_ms": 1}, mode="step", max_num_seqs=1)
+    async with open_engine(config) as engine, engine.stream("a", num_inference_steps=LONG) as long:
+        await until(long, Progress)
+        async with engine.stream(
+            "a", seed=7, num_inference_steps=50, priority=1, output_type="raw"
+        ) as urgent:
+            await until(urgent, Started)
+            assert engine.statistics().preempted == 1
+            assert values_of(await urgent.result()) == [7]
+        await until(long, Progress)
+        assert engine.statistics().preempted == 0
+
+
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+@pytest.mark.parametrize("mode", ["request", "step"])
+async def test_an_error_in_the_pipeline_ends_that_request_alone(executor: str, mode: str) -> None:
     options = {"steps": 3, "fail_at_step": 1}
-    async with open_engine(synthetic(executor, options=options, max_num_seqs=4)) as engine:
+    config = synthetic(executor, options=options, max_num_seqs=4, mode=mode)
+    async with open_engine(config) as engine:
         ends: dict[str, object] = {}
 
         async def run(prompt: str) -> None:

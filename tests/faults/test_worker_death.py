@@ -29,11 +29,12 @@ from ..harness.surroundings import PATIENCE, nothing_left
 
 BEFORE_READY = ("attached", "configured", "loaded")
 IN_A_REQUEST = ("executing", "computed", "compute_done", "reserved", "copied", "output_ready")
+IN_A_TICK = (*IN_A_REQUEST, "step_done")
 KILLED = r"worker 0 \(pid \d+\) was killed by SIGKILL"
 
 
 def test_all_points_are_covered() -> None:
-    assert {*BEFORE_READY, "greeted", *IN_A_REQUEST, "stopping"} == set(faults.POINTS)
+    assert {*BEFORE_READY, "greeted", *IN_A_TICK, "stopping"} == set(faults.POINTS)
 
 
 class Waiters:
@@ -105,14 +106,18 @@ async def test_during_the_warm_up(point: str, monkeypatch: pytest.MonkeyPatch) -
     assert not started or point in ("compute_done", "output_ready")
 
 
-@pytest.mark.parametrize("point", IN_A_REQUEST)
-async def test_after_the_warm_up(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("mode", "point"),
+    [*(("request", point) for point in IN_A_REQUEST), *(("step", point) for point in IN_A_TICK)],
+)
+async def test_after_the_warm_up(mode: str, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIDESTREAM_FAULT", f"{point}:2")
+    ended = ("compute_done", "output_ready", "step_done")
     async with nothing_left():
-        async with open_engine(synthetic("mp", max_num_seqs=2)) as engine:
+        async with open_engine(synthetic("mp", max_num_seqs=2, mode=mode)) as engine:
             waiters = Waiters(engine)
             await waiters.run(6)
-            assert waiters.good <= (2 if point in ("compute_done", "output_ready") else 0)
+            assert waiters.good <= (2 if point in ended else 0)
             assert waiters.good + len(waiters.errors) == 6
             for error in waiters.errors:
                 assert error.exit_status == -signal.SIGKILL
