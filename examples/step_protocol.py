@@ -21,7 +21,7 @@ class Denoiser(nn.Module):
 
 
 class Paint:
-    """Paints a picture in the colour that the prompt names."""
+    """Paints a picture in the colour that the prompt names, in grey if it names none."""
 
     def __init__(self) -> None:
         self.denoiser = Denoiser()
@@ -47,7 +47,7 @@ class Paint:
         """Look the colour up and draw the noise; pictures of one size share their calls."""
         asked = state.kwargs
         shape = (1, 3, asked.get("height", 64), asked.get("width", 64))
-        colour = ImageColor.getrgb(asked["prompt"])[:3]
+        colour = ImageColor.getrgb(ImageColor.colormap.get(asked["prompt"], "gray"))
         state.data.colour = torch.tensor([colour], dtype=torch.float32) / 255
         state.data.sample = torch.randn(shape, generator=asked.get("generator"))
         state.total = asked.get("num_inference_steps", 8)
