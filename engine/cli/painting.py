@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 
@@ -16,7 +17,7 @@ from ..opening import open_engine
 from ..request import DiffusionRequest
 from ..result import Event, Preview, Progress
 from .meter import Meter
-from .picture_files import PictureFiles, PreviewFile, slug
+from .picture_files import PictureFiles, PreviewFile, Samples, slug
 
 FATAL = (SidestreamError, OSError, ValueError)
 """What ends a whole batch; an `ExecutionError` ends its own request only."""
@@ -115,12 +116,16 @@ class Painter:
             self._outcome.failed.append(error)
             self._meter.print(one_line(f"{request.prompt!r}: {error}"), sys.stderr)
         else:
-            path = await trio.to_thread.run_sync(self._files.save, result.output, stem)
-            await trio.to_thread.run_sync(preview.remove)
+            path = await trio.to_thread.run_sync(self._save, result.output, stem, preview)
             self._outcome.painted += 1
             self._meter.print(str(path), sys.stdout)
         self._meter.done(index)
         self._room.release()
+
+    def _save(self, output: Samples, stem: str, preview: PreviewFile) -> Path:
+        path = self._files.save(output, stem)
+        preview.remove()
+        return path
 
     async def _tell(self, index: int, event: Event, preview: PreviewFile) -> None:
         if isinstance(event, Progress):

@@ -32,15 +32,23 @@ class RequestBars:
 
     def step(self, index: int, step: int, total: int | None, eta: float | None = None) -> None:
         """Show that a request has taken `step` of `total` steps, and needs `eta` seconds more."""
-        if self._hidden or (index not in self._bars and not self._free):
-            return
+        left = None if eta is None else f"{eta:.0f} s left"
         bar = self._bars.get(index)
-        if bar is None:
-            bar = self._bars[index] = self._open(index)
-        bar.total = total
-        if eta is not None:
-            bar.set_postfix_str(f"{eta:.0f} s left", refresh=False)
-        bar.update(step - bar.n)
+        if bar is not None:
+            bar.total = total
+            bar.set_postfix_str(left or "", refresh=False)
+            bar.update(step - bar.n)
+        elif self._free and not self._hidden:
+            self._bars[index] = tqdm(
+                desc=f"{self._labels[index][:LABEL]:{LABEL}}",
+                initial=step,
+                total=total,
+                postfix=left,
+                bar_format=BAR,
+                position=self._free.pop(),
+                file=self._file,
+                leave=False,
+            )
 
     def done(self, index: int) -> None:
         """Take a request's bar away."""
@@ -54,12 +62,3 @@ class RequestBars:
         """Take all bars away."""
         for index in list(self._bars):
             self.done(index)
-
-    def _open(self, index: int) -> Any:
-        return tqdm(
-            desc=f"{self._labels[index][:LABEL]:{LABEL}}",
-            bar_format=BAR,
-            position=self._free.pop(),
-            file=self._file,
-            leave=False,
-        )

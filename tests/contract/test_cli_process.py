@@ -72,6 +72,41 @@ def test_a_video_is_one_file(tmp_path):
         assert image.n_frames == 5
 
 
+def test_previews_are_gone_when_their_outputs_are_there(tmp_path):
+    done = generate(
+        *("a red circle", "a blue square", "-o", tmp_path, "--seed", 1, "-q", "--steps", 6),
+        *("--mode", "step", "--batch", 2, "--preview-every", 1),
+    )
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["a-blue-square-1.png", "a-red-circle-1.png"]
+
+
+def test_a_preview_is_there_while_its_request_runs_and_stays_if_it_does_not_end(tmp_path):
+    command = [*COMMAND, "a red circle", "-o", str(tmp_path), "--seed", "1", "--steps", "900"]
+    command += ["--mode", "step", "--preview-every", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        preview = tmp_path / "a-red-circle-1.preview.png"
+        while not preview.exists() or not preview.stat().st_size:
+            assert process.stderr.read(1), "it ended without a preview"
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, stdout) == (130, b"")
+    assert list(tmp_path.iterdir()) == [preview]
+    with Image.open(preview) as image:
+        assert image.size == (128, 128)
+        image.load()
+
+
+def test_a_model_without_previews_says_so_before_any_work(tmp_path):
+    done = generate(
+        *("a", "-o", tmp_path, "--model", "synthetic", "--mode", "step", "--preview", "-q")
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "SyntheticPipeline" in done.stderr
+
+
 def test_a_request_that_fails_does_not_end_the_others(tmp_path):
     done = generate(
         *("good one", "fail here", "good two", "-o", tmp_path, "--seed", 1, "-q"),

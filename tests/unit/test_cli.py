@@ -7,6 +7,8 @@ from PIL import Image
 from sidestream.engine import ConfigError, RequestError
 from sidestream.engine.cli import cli, main
 from sidestream.engine.cli.arguments import (
+    CONFIG_OPTIONS,
+    PREVIEWS,
     Assignment,
     Size,
     engine_config,
@@ -26,7 +28,9 @@ NOTHING = {
     "guidance": None,
     "seed": None,
     "count": 1,
-    **dict.fromkeys(("model", "executor", "device", "dtype", "num_workers", "max_num_seqs")),
+    "preview": False,
+    "preview_every": None,
+    **dict.fromkeys(CONFIG_OPTIONS),
 }
 
 
@@ -91,6 +95,27 @@ def test_an_unknown_setting_is_refused_and_the_nearest_named():
         engine_config(NOTHING | {"settings": (("max_num_seq", 2),)})
 
 
+@pytest.mark.parametrize("previews", [{"preview": True}, {"preview_every": 3}])
+def test_previews_need_step_mode(previews):
+    with pytest.raises(click.UsageError, match="--preview needs --mode step"):
+        engine_config(NOTHING | previews)
+    assert engine_config(NOTHING | previews | {"mode": "step"}).mode == "step"
+
+
+@pytest.mark.parametrize(
+    ("previews", "steps", "every"),
+    [
+        ({}, 0, 0),
+        ({"preview": True}, PREVIEWS, 0),
+        ({"preview_every": 3}, 0, 3),
+        ({"preview": True, "preview_every": 3}, 0, 3),
+    ],
+)
+def test_how_many_previews_are_asked_for(previews, steps, every):
+    sampling = requests_of(["a"], NOTHING | previews)[0].sampling
+    assert (sampling.preview_steps, sampling.preview_every) == (steps, every)
+
+
 def test_prompts_are_lines_that_are_not_blank():
     assert read_prompts(["a cat\n", "\n", "  a dog \n", "\t\n", "last"]) == [
         "a cat",
@@ -147,6 +172,10 @@ def test_a_traceback_in_a_message_is_cut_to_its_end():
         (["generate", "a", "-f", "/no/such/file"], "No such file"),
         (["generate", "a", "--config", "/no/such/file"], "does not exist"),
         (["generate", "a", "-o", "/dev/null/out"], "-o"),
+        (["generate", "a", "--preview"], "--preview needs --mode step"),
+        (["generate", "a", "--mode", "request", "--preview-every", "2"], "needs --mode step"),
+        (["generate", "a", "--mode", "step", "--preview-every", "0"], "0 is not in the range"),
+        (["generate", "a", "--mode", "steps"], "'steps' is not one of 'request', 'step'"),
         (["generate", "a", "--bogus"], "No such option '--bogus'"),
         (["generate", "-q"], "there is no prompt"),
         (["generate", "a", "--arg", "x"], "is not KEY=VALUE"),

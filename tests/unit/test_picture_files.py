@@ -96,3 +96,43 @@ def test_a_file_that_could_not_be_written_whole_does_not_stay(tmp_path, monkeypa
     with pytest.raises(OSError, match="No space left"):
         PictureFiles(tmp_path).save(picture(), "a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_previews_take_turns_in_one_file_until_the_output_is_there(tmp_path):
+    preview = PictureFiles(tmp_path, "jpeg").preview("a-cat-1")
+    assert list(tmp_path.iterdir()) == []
+    for value in (10, 20):
+        preview.show(np.full((4, 6, 3), value, np.uint8))
+        (path,) = tmp_path.iterdir()
+        assert path.name == "a-cat-1.preview.png"
+        with Image.open(path) as image:
+            assert image.size == (6, 4)
+            assert image.getextrema() == ((value, value),) * 3
+    preview.remove()
+    preview.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preview_takes_no_other_file_s_place(tmp_path):
+    (tmp_path / "a.preview.png").write_text("mine")
+    previews = [PictureFiles(tmp_path).preview("a") for _ in range(2)]
+    for preview in previews:
+        preview.show(np.zeros((2, 2, 3), np.uint8))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "a.preview.png",
+        "a-2.preview.png",
+        "a-3.preview.png",
+    }
+    for preview in previews:
+        preview.remove()
+    assert (tmp_path / "a.preview.png").read_text() == "mine"
+
+
+def test_a_preview_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
+    preview = PictureFiles(tmp_path).preview("a")
+    preview.show(np.zeros((2, 2, 3), np.uint8))
+    before = (tmp_path / "a.preview.png").read_bytes()
+    (tmp_path / "a.preview.new").mkdir()
+    with pytest.raises(OSError, match=r"a\.preview\.new"):
+        preview.show(np.ones((2, 2, 3), np.uint8))
+    assert (tmp_path / "a.preview.png").read_bytes() == before
