@@ -87,7 +87,8 @@ def previewer_of(pipeline: Any) -> Previewer:
         ValueError: It has no latents of pictures that a VAE of its own decodes.
         Exception: What its VAE raises that cannot be called one picture at a time.
     """
-    tiny = next((vae for name in TINY_VAES if _is_vae(vae := getattr(pipeline, name, None))), None)
+    brought = (getattr(pipeline, name, None) for name in TINY_VAES)
+    tiny: Any = next(filter(_is_vae, brought), None)
     vae = getattr(pipeline, "vae", None)
     if not _is_vae(vae):
         raise ValueError(f"{type(pipeline).__name__} has no VAE")
@@ -97,7 +98,8 @@ def previewer_of(pipeline: Any) -> Previewer:
         colours = fit_latent_map(space)
         return Previewer(layout, space, colours, colours.scale)
     # A copy of its own: the side stream's thread must not meet the forward's in one module.
-    own = LatentSpace(pipeline, copy.deepcopy(vae) if tiny is None else tiny)
+    decoder: Any = copy.deepcopy(vae) if tiny is None else tiny.to(space.device)
+    own = LatentSpace(pipeline, decoder.eval().requires_grad_(False))
     if own.channels != space.channels:
         raise ValueError(f"the preview VAE decodes {own.channels} channels, not {space.channels}")
     with torch.no_grad():

@@ -40,7 +40,7 @@ class RequestBars:
             bar.update(step - bar.n)
         elif self._free and not self._hidden:
             self._bars[index] = tqdm(
-                desc=f"{self._labels[index][:LABEL]:{LABEL}}",
+                desc=_fitted(self._labels[index]),
                 initial=step,
                 total=total,
                 postfix=left,
@@ -62,3 +62,10 @@ class RequestBars:
         """Take all bars away."""
         for index in list(self._bars):
             self.done(index)
+
+
+def _fitted(label: str) -> str:
+    """Make a label as wide as all others; of a long one, its beginning and its end are kept."""
+    if len(label) > LABEL:
+        label = f"{label[: LABEL - 15]}...{label[-12:]}"
+    return label.ljust(LABEL)

@@ -236,3 +236,37 @@ def test_the_package_does_not_import_torch():
 
 def test_quantized_types_are_those_made_of_bytes():
     assert set(QUANTIZED_TYPES) == {"pil", "png", "jpeg", "webp", "uint8"}
+
+
+@pytest.mark.parametrize(
+    "processor", ["StableDiffusionPipeline", "SyntheticPipeline", "IFPipeline"]
+)
+@pytest.mark.parametrize("output_type", OUTPUT_TYPES)
+def test_previews_are_pictures_as_they_are_for_every_pipeline(output_type, processor):
+    samples = torch.arange(4 * 6 * 3).reshape(4, 6, 3).to(torch.uint8)
+    stage = get_postprocessor(processor).preview_stage
+    (image,) = stage({"preview": host(samples)}, output_type)
+    if output_type in ("png", "jpeg", "webp"):
+        image = Image.open(io.BytesIO(image))
+    expected = np.ndarray if output_type not in QUANTIZED_TYPES or output_type == "uint8" else None
+    assert isinstance(image, expected or Image.Image)
+    pixels = np.asarray(image)
+    assert (pixels.dtype, pixels.shape) == (np.uint8, (4, 6, 3))
+    if output_type not in ("jpeg", "webp"):
+        assert np.array_equal(pixels, samples.numpy())
+
+
+def test_options_of_the_encoder_count_for_previews():
+    noise = torch.randint(256, (32, 32, 3), generator=torch.Generator().manual_seed(0))
+    preview = {"preview": host(noise.to(torch.uint8))}
+    sizes = [
+        len(Postprocessor().preview_stage(preview, "jpeg", {"quality": quality})[0])
+        for quality in (10, 95)
+    ]
+    assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(4, 6, 3), torch.zeros(4, 6, 4).byte()])
+def test_what_is_no_preview_is_refused(tensor):
+    with pytest.raises(ValueError, match="is no preview"):
+        Postprocessor().preview_stage({"preview": host(tensor)}, "pil")

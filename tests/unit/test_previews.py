@@ -261,17 +261,44 @@ def test_a_vae_that_overflows_in_half_precision_is_fitted_in_single(shapes):
     torch.testing.assert_close(fit_latent_map(space).matrix, full.matrix, atol=0.01, rtol=0.1)
 
 
-def test_a_pipeline_may_bring_a_tiny_vae():
-    pipeline = load("random:sd15")
+@pytest.fixture(scope="module")
+def tiny_vae():
     blocks = {"encoder_block_out_channels": (4, 4), "decoder_block_out_channels": (4, 4)}
     layers = {"num_encoder_blocks": (1, 1), "num_decoder_blocks": (1, 1)}
-    tiny = diffusers.AutoencoderTiny(**blocks, **layers, latent_channels=4).eval()
-    pipeline.taesd = tiny.requires_grad_(False)
-    latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
-    drawn = previewer_of(pipeline).draw(latents, {})
-    decoded = tiny.decode(latents, return_dict=False)[0][0] * 0.5 + 0.5
-    expected = (decoded.clamp(0, 1) * 255).round().movedim(0, -1)
-    assert (drawn.float() - expected).abs().max() <= 1
+    return diffusers.AutoencoderTiny(**blocks, **layers, latent_channels=4).eval()
+
+
+def shown_by(vae, latents):
+    with torch.no_grad():
+        decoded = vae.decode(latents, return_dict=False)[0][0] * 0.5 + 0.5
+    return (decoded.clamp(0, 1) * 255).round().movedim(0, -1)
+
+
+LATENTS = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", ["preview_vae", "taesd"])
+def test_a_pipeline_may_bring_a_tiny_vae(tiny_vae, name):
+    pipeline = load("random:sd15")
+    setattr(pipeline, name, tiny_vae)
+    drawn = previewer_of(pipeline).draw(LATENTS, {})
+    assert (drawn.float() - shown_by(tiny_vae, LATENTS)).abs().max() <= 1
+
+
+def test_a_tiny_vae_may_be_an_option_of_the_model(tiny_vae, tmp_path):
+    load("random:sd15").save_pretrained(tmp_path / "model")
+    tiny_vae.save_pretrained(tmp_path / "tiny")
+    options = {"preview_vae": str(tmp_path / "tiny"), "local_files_only": True}
+    pipeline = load_pipeline(str(tmp_path / "model"), options, device="cpu", dtype=None)
+    drawn = previewer_of(pipeline).draw(LATENTS, {})
+    assert (drawn.float() - shown_by(tiny_vae, LATENTS)).abs().max() <= 1
+
+
+def test_a_tiny_vae_for_other_latents_is_refused(tiny_vae):
+    pipeline = load("random:wan")
+    pipeline.taesd = tiny_vae
+    with pytest.raises(ValueError, match="4 channels, not 16"):
+        previewer_of(pipeline)
 
 
 # --------------------------------------------------------------------------- where there are none

@@ -36,6 +36,13 @@ def test_a_bar_does_without_a_total(terminal):
     assert "6/?" in terminal.getvalue()
 
 
+def test_a_long_label_keeps_its_ends(terminal):
+    bars = RequestBars(["a-large-red-circle-on-a-black-background-123456"], terminal)
+    bars.step(0, 1, 2)
+    bars.close()
+    assert "a-large-red-circl...round-123456 " in terminal.getvalue()
+
+
 def test_there_are_only_so_many_and_their_lines_are_used_again(terminal):
     labels = [f"request-{index:02}" for index in range(LIMIT + 2)]
     bars = RequestBars(labels, terminal)

@@ -62,6 +62,8 @@ class PretrainedOptions(msgspec.Struct, frozen=True, kw_only=True):
         use_safetensors: Whether to insist on safetensors; other weight files are pickles, which
             can run code when they are loaded.
         trust_remote_code: Whether to run code that comes with the model.
+        preview_vae: Directory or hub id of an ``AutoencoderTiny`` for the model's latents, which
+            then makes the previews.
     """
 
     pipeline_class: str | None = None
@@ -71,6 +73,7 @@ class PretrainedOptions(msgspec.Struct, frozen=True, kw_only=True):
     local_files_only: bool = False
     use_safetensors: bool = True
     trust_remote_code: bool = False
+    preview_vae: str | None = None
 
 
 def load_pipeline(
@@ -126,8 +129,19 @@ def _from_pretrained(model: str, options: Mapping[str, Any], dtype: torch.dtype)
     chosen = msgspec.structs.asdict(parse_options(PretrainedOptions, options, model))
     cls = _pipeline_class(chosen.pop("pipeline_class") or "DiffusionPipeline")
     given = {name: value for name, value in chosen.items() if value is not None}
+    preview_vae = given.pop("preview_vae", None)
     with _no_loading_bars():
-        return cls.from_pretrained(model, dtype=dtype, **given)
+        pipeline = cls.from_pretrained(model, dtype=dtype, **given)
+        if preview_vae is not None:
+            pipeline.preview_vae = _tiny_vae(preview_vae, chosen, dtype)
+    return pipeline
+
+
+def _tiny_vae(model: str, chosen: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    from diffusers import AutoencoderTiny
+
+    same = {name: chosen[name] for name in ("cache_dir", "local_files_only", "use_safetensors")}
+    return AutoencoderTiny.from_pretrained(model, torch_dtype=dtype, **same)
 
 
 @contextmanager
