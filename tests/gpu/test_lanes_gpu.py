@@ -52,6 +52,20 @@ def run_wave(runner: DiffusionModelRunner, wave: list[dict[str, Any]]) -> list[R
     return [events.outputs[request.request_id] for request in requests]
 
 
+def run_steps(runner: DiffusionModelRunner, wave: list[dict[str, Any]]) -> list[RunnerOutput]:
+    """Run in step mode until all have ended."""
+    events = Events()
+    requests = [RunnerRequest(str(n), kwargs, seed=n) for n, kwargs in enumerate(wave)]
+    names = [request.request_id for request in requests]
+    runner.execute_stepwise(requests, names, events)
+    while runner.execute_stepwise([], names, events):
+        pass
+    return [events.outputs[name] for name in names]
+
+
+MODES = pytest.mark.parametrize("run", [run_wave, run_steps], ids=["request mode", "step mode"])
+
+
 def tensor_of(output: RunnerOutput) -> torch.Tensor:
     assert output.error is None, output.error
     (tensor,) = output.tensors.values()
@@ -63,8 +77,9 @@ def runner_of(pipeline: Any, *, merge: bool) -> DiffusionModelRunner:
     return DiffusionModelRunner(pipeline, platform_for(DEVICE), merge=merge)
 
 
+@MODES
 @pytest.mark.parametrize("family", ["sd15", "sdxl", "sd3", "flux", "wan"])
-def test_results_equal_plain_diffusers(family):
+def test_results_equal_plain_diffusers(family, run):
     pipeline = load_pipeline(f"random:{family}", {}, device=DEVICE, dtype="float32").to(DEVICE)
 
     def call(index):
@@ -78,14 +93,14 @@ def test_results_equal_plain_diffusers(family):
     with torch.no_grad():
         expected = [pipeline(**call(n))[0] for n in range(3)]
     for output, wanted in zip(
-        run_wave(runner_of(pipeline, merge=False), [call(n) for n in range(3)]),
+        run(runner_of(pipeline, merge=False), [call(n) for n in range(3)]),
         expected,
         strict=True,
     ):
         assert torch.equal(tensor_of(output), wanted)
     runner = runner_of(pipeline, merge=True)
     for _ in range(2):
-        outputs = run_wave(runner, [call(n) for n in range(3)])
+        outputs = run(runner, [call(n) for n in range(3)])
         for output, wanted in zip(outputs, expected, strict=True):
             assert torch.allclose(tensor_of(output), wanted, atol=1e-4, rtol=0)
     assert runner.statistics()["merged_calls"] > pipeline.sidestream_defaults["num_inference_steps"]
@@ -123,17 +138,18 @@ def samples(count: int) -> list[dict[str, Any]]:
     return [{"sample": torch.randn(2, 64, generator=generator).to(DEVICE)} for _ in range(count)]
 
 
+@MODES
 @pytest.mark.parametrize("merge", [False, True], ids=["interleaved", "merged"])
-def test_the_host_never_waits_for_the_device(merge):
+def test_the_host_never_waits_for_the_device(merge, run):
     pipeline = Loop()
     runner = runner_of(pipeline, merge=merge)
     wave = samples(4)
-    run_wave(runner, wave)
+    run(runner, wave)
     before = runner.statistics()["merged_calls"]
     with warnings.catch_warnings(action="ignore"):  # it calls itself a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
-        outputs = run_wave(runner, wave)
+        outputs = run(runner, wave)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for output, call in zip(outputs, wave, strict=True):
@@ -142,7 +158,8 @@ def test_the_host_never_waits_for_the_device(merge):
     assert (runner.statistics()["merged_calls"] - before) == (8 if merge else 0)
 
 
-def test_random_numbers_of_the_device_belong_to_a_request():
+@MODES
+def test_random_numbers_of_the_device_belong_to_a_request(run):
     pipeline = Loop(lambda x: x + torch.randn_like(x))
     wave = samples(3)
     expected = []
@@ -151,7 +168,7 @@ def test_random_numbers_of_the_device_belong_to_a_request():
         with torch.no_grad():
             expected.append(pipeline(**call))
     for merge in (False, True):
-        outputs = run_wave(runner_of(pipeline, merge=merge), wave)
+        outputs = run(runner_of(pipeline, merge=merge), wave)
         for output, wanted in zip(outputs, expected, strict=True):
             assert torch.equal(tensor_of(output), wanted)
 
@@ -175,7 +192,8 @@ def test_out_of_memory_ends_one_request_and_gives_its_memory_back():
     assert torch.cuda.memory_allocated() <= held + 4096
 
 
-def test_a_device_assert_is_fatal():
+@pytest.mark.parametrize("mode", ["request", "step"])
+def test_a_device_assert_is_fatal(mode):
     """In a process of its own: the device context is lost for good."""
     script = """
         import torch
@@ -202,10 +220,17 @@ def test_a_device_assert_is_fatal():
         good, bad = (torch.tensor([[n]], device="cuda") for n in (1, 1000))
         for wave in ([good], [bad, good], [good]):
             calls = [RunnerRequest(str(n), {"ids": ids}) for n, ids in enumerate(wave)]
-            runner.execute_model_batch(calls, Events())
+            if MODE == "request":
+                runner.execute_model_batch(calls, Events())
+            else:
+                names = [call.request_id for call in calls]
+                runner.execute_stepwise(calls, names, Events())
+                while runner.execute_stepwise([], names, Events()):
+                    pass
     """
+    script = textwrap.dedent(script).replace("MODE", repr(mode))
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         timeout=120,
