@@ -76,3 +76,34 @@ def test_lanes_tell_each_its_own_chunks_before_they_end(wan, merge):
     progress = [(step, total) for tick in ticks for name, step, total in tick if name == "0"]
     assert [step for step, _ in progress] == sorted({step for step, _ in progress})
     assert {total for _, total in progress} == {12}, "three windows of four steps"
+
+
+@pytest.mark.parametrize(("steps", "count"), [(4, 4), (6, 3), (2, 4), (5, 2), (1, 1)])
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_the_synthetic_pipeline_tells_parts_as_their_steps_are_done(steps, count, stepwise):
+    options = {"shape": [1, 4, 3, 2, 2]}
+    pipeline = load_pipeline("synthetic", options, device="cpu", dtype=None)
+    seen = []
+    log = []
+    pipeline.denoiser.register_forward_hook(lambda *_: log.append("step"))
+
+    def on_chunk(chunk):
+        seen.append(chunk)
+        log.append("chunk")
+
+    call = {"value": 7, "num_inference_steps": steps, "num_chunks": count, "on_chunk": on_chunk}
+    if stepwise:
+        events, _ = step_through(runner_of(pipeline), [RunnerRequest("a", call)])
+        video = picture(events.outputs["a"])
+    else:
+        video = pipeline(**call).images
+    assert len(seen) == count
+    assert torch.equal(torch.cat(seen, dim=1), video)
+    done = [log[: i + 1].count("step") for i, what in enumerate(log) if what == "chunk"]
+    assert done == [-(-steps * (index + 1) // count) for index in range(count)]
+
+
+def test_the_synthetic_pipeline_has_no_more_chunks_than_frames():
+    pipeline = load_pipeline("synthetic", {}, device="cpu", dtype=None)
+    with pytest.raises(ValueError, match="num_chunks must be 1 to 3, not 4"):
+        pipeline(num_chunks=4)

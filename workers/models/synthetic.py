@@ -7,7 +7,7 @@ step mode it runs its own steps (see ``workers/step_protocol.py``).
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -127,6 +127,8 @@ class SyntheticPipeline:
         value: int | None = None,
         output_type: str = "pt",
         return_dict: bool = True,
+        num_chunks: int = 1,
+        on_chunk: Callable[[torch.Tensor], None] | None = None,
     ) -> SyntheticPipelineOutput | tuple[torch.Tensor]:
         """Run the steps and return one filled tensor for each output.
 
@@ -148,9 +150,12 @@ class SyntheticPipeline:
             value: Fill of all outputs.
             output_type: "pt" or "latent", which are the same here.
             return_dict: Whether to return an object or a tuple.
+            num_chunks: Parts of the output along its second axis (frames, if it is a video), each
+                done when its share of the steps is.
+            on_chunk: Called with each part when it is done.
 
         Raises:
-            ValueError: Another output type.
+            ValueError: Another output type, or more chunks than there can be.
             RuntimeError, torch.OutOfMemoryError: As the options say.
         """
         arguments = {name: value for name, value in locals().items() if name != "self"}
@@ -168,13 +173,16 @@ class SyntheticPipeline:
 
         Raises:
             TypeError: An argument that `__call__` does not take.
-            ValueError: Another output type.
+            ValueError: Another output type, or more chunks than there can be.
         """
         bound = inspect.signature(self.__call__).bind(**state.kwargs)
         bound.apply_defaults()
         data = state.data = SimpleNamespace(**bound.arguments)
         if data.output_type not in ("pt", "latent"):
             raise ValueError(f"output_type must be 'pt' or 'latent', not {data.output_type!r}")
+        most = max((1, *self.options.shape[1:2]))
+        if not 1 <= data.num_chunks <= most:
+            raise ValueError(f"num_chunks must be 1 to {most}, not {data.num_chunks}")
         prompt = data.prompt
         data.prompts = [prompt] if prompt is None or isinstance(prompt, str) else list(prompt)
         count = len(data.prompts) * data.num_images_per_prompt
@@ -194,8 +202,20 @@ class SyntheticPipeline:
         return batch.split(sample, "sample")
 
     def step_scheduler(self, state: StepRequestState, prediction: torch.Tensor) -> None:
-        """Take the denoiser's result for the next sample."""
-        state.data.sample = prediction
+        """Take the denoiser's result for the next sample, and tell the chunks that are done now."""
+        data = state.data
+        data.sample = prediction
+        if data.on_chunk is None or state.total is None:
+            return
+        first, last = (
+            step * data.num_chunks // state.total for step in (state.step, state.step + 1)
+        )
+        if first < last:
+            images = self._paint(prediction, data.height, data.width)
+            for chunk in images.tensor_split(data.num_chunks, dim=min(1, images.ndim - 1))[
+                first:last
+            ]:
+                data.on_chunk(chunk.contiguous())
 
     def post_decode(self, state: StepRequestState) -> SyntheticPipelineOutput | tuple[torch.Tensor]:
         """Return one filled tensor for each output."""
