@@ -32,7 +32,7 @@ from .models import load_pipeline
 from .output_queue import PendingOutput
 from .platform import Mark, platform_for
 from .previews import Previewer, find_previewer
-from .remote import ABORTED, as_remote
+from .remote import ABORTED, as_remote, remote_error
 from .ring_writer import Tensors
 from .streams import Streams
 
@@ -238,7 +238,11 @@ class _Reports:
         worker = self._worker
         error = _error_of(output)
         if error is None:
-            end = worker._platform.mark()
+            try:
+                end = worker._platform.mark()
+            except Exception as lost:  # the device, by what it was given before
+                error = remote_error(lost, fatal=worker._platform.is_fatal(lost))
+        if error is None:
             faults.point("computed")
             worker._output_thread.submit(PendingOutput(request, output.tensors, start, end))
         else:

@@ -9,6 +9,7 @@ from .capabilities import capabilities_of
 from .endings import Endings
 from .lane_steps import LaneSteps, open_lane
 from .lanes import Batcher, Hub, Lane, Lockstep
+from .pace import Pace
 from .platform import Platform
 from .protocol_steps import ProtocolSteps
 from .requests import Progress, RunnerEvents, RunnerOutput, RunnerRequest
@@ -39,6 +40,7 @@ class DiffusionModelRunner:
         self._hub = Hub(pipeline, platform, merge=merge)
         self._batcher = Batcher(self._hub)
         self._endings = Endings(platform)
+        self._pace = Pace(platform)
         self._steps: ProtocolSteps | LaneSteps
         if isinstance(pipeline, StepPipeline):
             self._steps = ProtocolSteps(pipeline, self._hub, self._batcher, self._endings)
@@ -85,7 +87,12 @@ class DiffusionModelRunner:
             For each scheduled request that is still open, in order: its id, how many steps it has
             made, and of how many (None: not known yet).
         """
-        return self._steps.tick(new, scheduled, events)
+        if scheduled:
+            self._hub.drive(self._pace.wait)
+        progress = self._steps.tick(new, scheduled, events)
+        if scheduled and self._hub.poison is None:
+            self._hub.drive(self._pace.mark)
+        return progress
 
     def abandon_steps(self) -> None:
         """End all open requests of step mode; nobody is told."""
