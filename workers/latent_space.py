@@ -1,4 +1,4 @@
-"""A pipeline's latent space: between the latents that it denoises and pictures, by its own VAE."""
+"""The space that a pipeline denoises in: latents of its own VAE, or pictures themselves."""
 
 import inspect
 from collections.abc import Iterator
@@ -108,6 +108,20 @@ class LatentSpace:
         finally:
             self._vae.to(torch.float16)
             self._dtype = torch.float16
+
+
+class PixelSpace:
+    """The space of pipelines that denoise pictures themselves: there is nothing to decode."""
+
+    channels = 3
+
+    def to_decoder(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return samples as they are, in float32."""
+        return latents.float()
+
+    def decode(self, encoded: torch.Tensor) -> torch.Tensor:
+        """Map [-1, 1] to [0, 1]."""
+        return (encoded * 0.5 + 0.5).clamp(0, 1)
 
 
 def _is_video(vae: nn.Module) -> bool:

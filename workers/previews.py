@@ -20,7 +20,7 @@ from ..postprocess import quantize
 from .clean_sample import SchedulerStep, clean_sample
 from .latent_layout import Call, LatentLayout
 from .latent_map import LatentMap, fit_latent_map, scale_of
-from .latent_space import LatentSpace
+from .latent_space import LatentSpace, PixelSpace
 
 LONGEST = 512
 """Most pixels along a side of a preview."""
@@ -40,13 +40,17 @@ class Previewer:
 
     Args:
         layout: Of the pipeline's latents.
-        space: Of the VAE that decodes them.
+        space: What they are, and how they are decoded.
         colours: The decoder's substitute; None: it decodes itself.
         scale: How many pixels wide a latent is.
     """
 
     def __init__(
-        self, layout: LatentLayout, space: LatentSpace, colours: LatentMap | None, scale: int
+        self,
+        layout: LatentLayout,
+        space: LatentSpace | PixelSpace,
+        colours: LatentMap | None,
+        scale: int,
     ) -> None:
         self._layout = layout
         self._space = space
@@ -91,6 +95,9 @@ def previewer_of(pipeline: Any) -> Previewer:
     tiny: Any = next(filter(_is_vae, brought), None)
     vae = getattr(pipeline, "vae", None)
     if not _is_vae(vae):
+        if _denoises_pixels(pipeline):
+            pixels = PixelSpace()
+            return Previewer(LatentLayout(pipeline, pixels.channels), pixels, None, 1)
         raise ValueError(f"{type(pipeline).__name__} has no VAE")
     space = LatentSpace(pipeline, vae)
     layout = LatentLayout(pipeline, space.channels)
@@ -169,6 +176,15 @@ class PreviewTap:
 
 def _is_vae(value: Any) -> bool:
     return isinstance(value, nn.Module) and hasattr(value, "decode")
+
+
+def _denoises_pixels(pipeline: Any) -> bool:
+    """Whether a pipeline works on colours: there is nothing that could decode anything else."""
+    if any(_is_vae(value) for value in getattr(pipeline, "__dict__", {}).values()):
+        return False
+    denoisers = (getattr(pipeline, name, None) for name in ("unet", "transformer"))
+    configs = (getattr(denoiser, "config", None) for denoiser in denoisers)
+    return any(getattr(config, "in_channels", None) == 3 for config in configs)
 
 
 def _resized(picture: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:

@@ -301,6 +301,27 @@ def test_a_tiny_vae_for_other_latents_is_refused(tiny_vae):
         previewer_of(pipeline)
 
 
+def unet_2d(channels):
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
+    sizes = {"block_out_channels": (8,), "norm_num_groups": 2, "layers_per_block": 1}
+    return diffusers.UNet2DModel(
+        sample_size=8, in_channels=channels, out_channels=channels, **blocks, **sizes
+    )
+
+
+def test_pipelines_that_denoise_pixels_need_no_vae():
+    pipeline = diffusers.DDIMPipeline(unet_2d(3), diffusers.DDIMScheduler())
+    picture = torch.rand(1, 3, 6, 4, generator=torch.Generator().manual_seed(0))
+    drawn = previewer_of(pipeline).draw(picture * 2 - 1, {})
+    assert torch.equal(drawn, (picture[0] * 255).round().byte().movedim(0, -1))
+
+
+def test_latents_of_three_channels_are_not_taken_for_pixels():
+    vqvae = diffusers.VQModel(latent_channels=3, norm_num_groups=2, block_out_channels=(4,))
+    pipeline = diffusers.LDMPipeline(vqvae, unet_2d(3), diffusers.DDIMScheduler())
+    assert find_previewer(pipeline) is None
+
+
 # --------------------------------------------------------------------------- where there are none
 
 
