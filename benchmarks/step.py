@@ -14,16 +14,17 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import random
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import trio
 
 from sidestream.engine import DiffusionEngine, EngineConfig, open_engine
-from sidestream.workers.models import load_pipeline
 
 SHORT, LONG = 4, 40
 
@@ -50,27 +51,26 @@ def synthetic(arguments: argparse.Namespace, step_ms: float, **settings: Any) ->
 # -- overhead
 
 
-def direct_step_s(arguments: argparse.Namespace, step_ms: float) -> float:
-    """Return the seconds of a step of the module called in a loop, which runs ahead if it can."""
-    options = {"forward_ms": step_ms, "steps": 1, "shape": (1, 3, 8, 8)}
-    device = arguments.device
-    denoiser = load_pipeline("synthetic", options, device=device, dtype=None).denoiser
-    synchronize = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-    sample = torch.zeros(1, 1, device=device)
-    with torch.no_grad():
-        for steps in (10, arguments.steps):  # the first ones warm up
-            began = time.perf_counter()
-            for step in range(steps):
-                sample = denoiser(sample, step)
-            synchronize()
-    return (time.perf_counter() - began) / arguments.steps
-
-
-async def engine_step_s(arguments: argparse.Namespace, step_ms: float, batch: int) -> float:
-    """Return the seconds of a step through the engine, on the device's clock."""
-    config = synthetic(arguments, step_ms, mode="step", max_num_seqs=batch)
+async def step_s(
+    arguments: argparse.Namespace, step_ms: float, batch: int, *, protocol: bool
+) -> tuple[float, float]:
+    """Return the seconds of a step through the engine, on the device's clock, and in a loop."""
+    report = Path(tempfile.mkdtemp()) / "direct.json"
+    config = EngineConfig(
+        model="timed_steps:load",
+        model_options={
+            "step_ms": step_ms,
+            "steps": arguments.steps,
+            "report": str(report),
+            "protocol": protocol,
+        },
+        executor=arguments.executor,
+        device=arguments.device,
+        mode="step",
+        max_num_seqs=batch,
+    )
     async with open_engine(config) as engine:
-        spans = [(0, 0)]
+        spans: list[tuple[int, int]] = []
 
         async def one(steps: int) -> None:
             result = await engine.generate("a", num_inference_steps=steps, output_type="raw")
@@ -82,22 +82,24 @@ async def engine_step_s(arguments: argparse.Namespace, step_ms: float, batch: in
             async with trio.open_nursery() as nursery:
                 for _ in range(batch):
                     nursery.start_soon(one, steps)
-    return (max(end for _, end in spans) - min(start for start, _ in spans)) / steps / 1e9
+    span = max(end for _, end in spans) - min(start for start, _ in spans)
+    return span / steps / 1e9, json.loads(report.read_text())
 
 
 def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
     """Compare steps through the engine with steps in a loop."""
-    report: dict[str, Any] = {"step_ms": arguments.step_ms, "steps": arguments.steps}
-    direct = direct_step_s(arguments, arguments.step_ms)
-    report["direct_step_ms"] = round(direct * 1e3, 4)
-    for batch in (1, 4):
-        through = trio.run(engine_step_s, arguments, arguments.step_ms, batch)
-        bare = trio.run(engine_step_s, arguments, 0.0, batch)
-        report[f"batch_{batch}"] = {
-            "overhead_us_per_tick": round((through - direct) * 1e6, 1),
-            "ticks_per_s_of_empty_steps": round(1 / bare),
-        }
-    return report
+    figures: dict[str, Any] = {}
+    for name, protocol in (("lanes", False), ("step_protocol", True)):
+        for batch in (1, 4):
+            measure = functools.partial(step_s, batch=batch, protocol=protocol)
+            through, direct = trio.run(measure, arguments, arguments.step_ms)
+            empty, _ = trio.run(measure, arguments, 0.0)
+            figures[f"{name}, batch {batch}"] = {
+                "direct_step_ms": round(direct * 1e3, 4),
+                "overhead_us_per_tick": round((through - direct) * 1e6, 1),
+                "ticks_per_s_of_empty_steps": round(1 / empty),
+            }
+    return {"device": arguments.device, "steps": arguments.steps, **figures}
 
 
 # -- a mix of short and long requests
@@ -257,6 +259,9 @@ def main() -> None:
     part.add_argument("--batch", type=int, default=4)
 
     arguments = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join(  # workers import models from this folder
+        (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+    )
     print(json.dumps(arguments.part(arguments)))
 
 
