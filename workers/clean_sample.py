@@ -74,6 +74,9 @@ def _returned(step: SchedulerStep) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
+_signature = functools.lru_cache(maxsize=256)(inspect.signature)
+
+
 @functools.lru_cache(maxsize=256)
 def _place(function: Callable[..., Any]) -> int | None:
     """Find the estimate in the tuple that a scheduler returns: where its output class has it."""
@@ -103,7 +106,7 @@ def _kept(scheduler: Any) -> torch.Tensor | None:
 
 def _computed(step: SchedulerStep) -> torch.Tensor | None:
     try:
-        given = inspect.signature(step.function).bind(step.scheduler, *step.args, **step.kwargs)
+        given = _signature(step.function).bind(step.scheduler, *step.args, **step.kwargs)
     except TypeError:
         return None
     output, sample = given.arguments.get("model_output"), given.arguments.get("sample")

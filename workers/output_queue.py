@@ -59,7 +59,7 @@ class OutputQueue:
     """Between the forward's thread, which puts, and the output thread, which takes.
 
     Args:
-      limit: outputs and chunks that may wait, and as many previews.
+      limit: outputs and chunks that may wait. Previews are at most one for each request.
     """
 
     def __init__(self, limit: int) -> None:
@@ -89,17 +89,16 @@ class OutputQueue:
             self._changed.notify_all()
 
     def offer(self, preview: PendingPreview) -> bool:
-        """Add a preview in place of the request's last one, unless too much waits already.
+        """Add a preview in place of the request's last one, whose turn it takes, unless as many
+        outputs wait as may.
 
         Returns:
           Whether it was added; never blocks.
         """
-        key = preview.request.async_output_id
         with self._changed:
-            crowded = len(self._outputs) == self._limit or len(self._previews) >= self._limit
-            if self._abandoned or self._finished or (crowded and key not in self._previews):
+            if self._abandoned or self._finished or len(self._outputs) >= self._limit:
                 return False
-            self._previews[key] = preview
+            self._previews[preview.request.async_output_id] = preview
             self._changed.notify_all()
             return True
 
