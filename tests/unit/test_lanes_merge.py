@@ -143,6 +143,14 @@ def test_settings_that_an_object_keeps_as_tensors_are_everybodys():
     assert first.window == second.window == 7
 
 
+def test_a_components_own_parameter_is_everybodys():
+    default = torch.nn.Parameter(torch.randn(1, 3))
+    result = (torch.randn(2, 3), default)
+    roles = output_roles(result, 2, entries=False)
+    parts = Merger(Reading({}, 1, roles), [1, 1], Sameness()).split(result)
+    assert all(part[1] is default for part in parts)
+
+
 def test_lists_of_samples_of_different_sizes_are_of_one_signature():
     def signature(*lengths):
         arguments = {"x": [torch.zeros(length, 4) for length in lengths]}

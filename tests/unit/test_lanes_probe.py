@@ -6,7 +6,7 @@ from diffusers import StableDiffusionPAGPipeline
 
 from sidestream.workers.lanes.call import NotMergeable
 from sidestream.workers.lanes.probe import Inconclusive, Probe
-from sidestream.workers.lanes.readings import SHARE, SPREAD
+from sidestream.workers.lanes.readings import JOIN, SHARE, SPREAD
 from sidestream.workers.model_runner import RunnerRequest
 from sidestream.workers.models import load_pipeline
 
@@ -105,6 +105,21 @@ def test_arguments_that_are_nearly_equal_are_told_apart():
     reading = find(module, call(1, offset=offsets[0]), call(2, offset=offsets[1]))
     assert reading.describe() == "joined"
     assert not reading.equal
+
+
+def test_several_tables_may_be_as_long_as_the_batch():
+    def turned(sample, timestep, tables):
+        return sample * tables[0][0] + tables[1][-1] + timestep[:, None]
+
+    tables = (rows(7, 2), rows(8, 2))
+    times = torch.tensor([5.0, 5.0])
+    reading = find(
+        Component(turned),
+        call(1, timestep=times, tables=tables),
+        call(2, timestep=times.clone(), tables=tables),
+    )
+    assert {reading.roles["tables", n] for n in range(2)} == {SHARE}
+    assert reading.roles["timestep",] == JOIN
 
 
 def test_the_first_row_of_a_joined_argument_is_not_enough():

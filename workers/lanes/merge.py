@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from .call import Arguments, NotMergeable
 from .readings import (
@@ -238,7 +239,9 @@ def output_roles(result: Any, total: int, *, entries: bool) -> dict[Path, Role]:
 
 
 def _output_roles(value: Any, path: Path, total: int, entries: bool) -> Iterator[tuple[Path, Role]]:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, nn.Parameter):
+        yield path, SHARE  # the component's own
+    elif isinstance(value, torch.Tensor):
         axes = [a for a, size in enumerate(value.shape) if size == total or (a == 0 and size)]
         fitting = [axis for axis in axes if value.shape[axis] % total == 0]
         if fitting:

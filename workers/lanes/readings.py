@@ -125,8 +125,9 @@ def readings(leaves: Sequence[Leaf], rows: Sequence[int]) -> Iterator[Reading]:
     """
     options = {leaf.path: roles_for(leaf, rows) for leaf in leaves}
     options = {path: roles for path, roles in options.items() if roles}
+    times = {leaf.path for leaf in leaves if leaf.time_like}
     seen: set[tuple[int, tuple[Role, ...]]] = set()
-    for roles, chunks in itertools.islice(_candidates(options, rows), 4 * MAX_READINGS):
+    for roles, chunks in itertools.islice(_candidates(options, times, rows), 4 * MAX_READINGS):
         key = (chunks, tuple(roles.values()))
         if key not in seen and len(seen) < MAX_READINGS:
             seen.add(key)
@@ -134,16 +135,17 @@ def readings(leaves: Sequence[Leaf], rows: Sequence[int]) -> Iterator[Reading]:
 
 
 def _candidates(
-    options: dict[Path, list[Role]], rows: Sequence[int]
+    options: dict[Path, list[Role]], times: set[Path], rows: Sequence[int]
 ) -> Iterator[tuple[dict[Path, Role], int]]:
     likely = {path: roles[0] for path, roles in options.items()}
     shared = {path: SHARE if SHARE in roles else roles[0] for path, roles in options.items()}
+    tables = {path: likely[path] if path in times else role for path, role in shared.items()}
     joined = {path: JOIN if JOIN in roles else roles[0] for path, roles in options.items()}
     spread = {path: SPREAD if SPREAD in roles else roles[0] for path, roles in options.items()}
     listed = {path: ENTRIES if ENTRIES in roles else roles[0] for path, roles in options.items()}
     chunked = [n for n in (1, 2, 3) if all(count % n == 0 for count in rows)]
     yield from itertools.product([likely], chunked)
-    yield from itertools.product([listed, shared, joined, spread], chunked[:1])
+    yield from itertools.product([listed, tables, shared, joined, spread], chunked[:1])
     for path, roles in options.items():
         for role in roles[1:]:
             yield {**likely, path: role}, 1
