@@ -30,6 +30,7 @@ class Mailbox:
         self.progress: tuple[int, int | None] | None = None
         self.preview: tuple[int, HostTensor] | None = None
         self.chunks: deque[tuple[int, dict[str, HostTensor]]] = deque()
+        self._wants_chunks = True
         self._pace: tuple[float, int] | None = None
         self.error: BaseException | None = None
         self.delivered = False
@@ -68,9 +69,15 @@ class Mailbox:
         self._signal.set()
 
     def pass_on(self, index: int, tensors: dict[str, HostTensor]) -> None:
-        """Pass a finished part on."""
-        self.chunks.append((index, tensors))
-        self._signal.set()
+        """Pass a finished part on, if anybody looks at parts."""
+        if self._wants_chunks:
+            self.chunks.append((index, tensors))
+            self._signal.set()
+
+    def refuse_chunks(self) -> None:
+        """Keep no finished parts, since the caller waits for the whole."""
+        self._wants_chunks = False
+        self.chunks.clear()
 
     def deliver(self) -> None:
         """Tell that the output is complete."""

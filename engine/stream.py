@@ -73,6 +73,7 @@ class RequestStream:
           EngineDeadError, EngineClosedError: the engine has.
         """
         mailbox = self._claim.mailbox
+        mailbox.refuse_chunks()
         if self._result is None:
             while not mailbox.settled:
                 await self._wait()

@@ -215,6 +215,19 @@ async def test_chunks_all_come_in_order(autojump_clock, nursery):
         ]
 
 
+async def test_chunks_are_not_kept_for_one_who_waits_for_the_whole(autojump_clock, nursery):
+    outcomes = Outcomes(nursery)
+    async with open_fake(streaming_output=True, **STEP) as (engine, executor):
+        outcomes.start("a", engine.generate, request("a"))
+        (job,) = (await executor.next_tick()).scheduled
+        job.chunk(piece_of(executor.payloads, "frames", np.zeros((2, 3), np.int64)), index=0)
+        await settled()
+        (claim,) = engine._ledger
+        assert not claim.mailbox.chunks
+        job.finish()
+        assert value_of(await outcomes.of("a")) == [ord("a")]
+
+
 async def test_pictures_for_one_who_left_are_given_back(autojump_clock, nursery):
     async with open_fake(**STEP) as (engine, executor):
         with trio.CancelScope() as scope:
