@@ -81,3 +81,33 @@ async def test_previews_are_of_the_type_of_the_output_where_that_is_a_picture(ou
     assert isinstance(image, np.ndarray if output_type in ("np", "raw") else Image.Image)
     pixels = np.asarray(image)
     assert (pixels.dtype, pixels.shape) == (np.uint8, (128, 128, 3))
+
+
+@pytest.mark.parametrize(("model", "width"), [("random:flux", 96), ("random:sd3", 48)])
+async def test_previews_have_the_size_that_the_request_asks_for(model, width):
+    config = EngineConfig(model=model, device="cpu", mode="step", warmup=False)
+    params = {"num_inference_steps": 200, "preview_every": 1, "output_type": "uint8"}
+    async with (
+        open_engine(config) as engine,
+        engine.stream("a cat", width=width, **params) as events,
+    ):
+        async for event in events:
+            if isinstance(event, Preview):
+                break
+    assert event.image.shape == (64, width, 3)
+
+
+async def test_small_rings_have_small_previews():
+    config = EngineConfig(
+        model="shapes", device="cpu", mode="step", warmup=False, output_ring_bytes=1 << 20
+    )
+    async with (
+        open_engine(config) as engine,
+        engine.stream("a red circle", width=512, height=384, preview_every=1) as events,
+    ):
+        async for event in events:
+            if isinstance(event, Preview):
+                width, height = event.image.size
+                break
+    assert width * height * 3 <= (1 << 20) // 4
+    assert abs(width / height - 4 / 3) < 0.01
