@@ -8,10 +8,10 @@ Each dispatched request is known on the wire by its `async_output_id`: a 64-bit 
 used twice. It is the claim on the request's output and the ticket of its cancel flag.
 
 The worker answers every request of an `Execute`, and every new one of an `ExecuteStep`, with
-exactly one COMPUTE_DONE. If that carries no error, exactly one OUTPUT_READY with `final` set follows or has
-already come; before it, pieces of large tensors arrive in OUTPUT_READY envelopes whose `final` is
-false. Each `ExecuteStep` is answered by exactly one STEP_DONE, after the COMPUTE_DONE of the
-requests that ended in it.
+exactly one COMPUTE_DONE. If that carries no error, exactly one OUTPUT_READY with `final` set
+follows or has already come; before it, pieces of large tensors arrive in OUTPUT_READY envelopes
+whose `final` is false. Each `ExecuteStep` is answered by exactly one STEP_DONE, after the
+COMPUTE_DONE of the requests that ended in it.
 """
 
 from __future__ import annotations
