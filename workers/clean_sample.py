@@ -142,6 +142,8 @@ def _predicted(
 
 def _is_flow(scheduler: Any) -> bool:
     """Whether a scheduler that names no prediction type follows a flow from noise to sample."""
+    if "Flow" in type(scheduler).__name__:
+        return hasattr(scheduler, "sigmas")
     return hasattr(scheduler, "sigmas") and not {"sigma_data", "snr"} & set(_config(scheduler))
 
 

@@ -152,6 +152,12 @@ def test_flow_matching(name):
     check(FlowWalk(make(name)))
 
 
+def test_flow_matching_of_a_pipeline_that_notes_its_own_settings():
+    scheduler = make("FlowMatchEuler")
+    scheduler.register_to_config(sigma_data=1.0)
+    check(FlowWalk(scheduler))
+
+
 def test_flow_matching_that_counts_the_noise_the_other_way():
     scheduler = make("FlowMatchEuler", invert_sigmas=True)
 
