@@ -1,5 +1,6 @@
 """The model runner: runs requests on one pipeline, in waves or step by step."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +15,10 @@ from .platform import Platform
 from .protocol_steps import ProtocolSteps
 from .requests import Progress, RunnerEvents, RunnerOutput, RunnerRequest
 from .step_protocol import StepPipeline
+
+REFUSALS_TOLD = 32
+REASON_LIMIT = 400
+"""Characters: statistics have to fit into an envelope."""
 
 __all__ = ["DiffusionModelRunner", "RunnerEvents", "RunnerOutput", "RunnerRequest"]
 
@@ -107,11 +112,16 @@ class DiffusionModelRunner:
         self._hub.release()
 
     def statistics(self) -> dict[str, Any]:
-        """Return counts of calls, merges and probes, and which calls are not merged and why."""
-        refused = [
-            {"component": plan.component, "method": plan.method, "reason": plan.refusal}
+        """Return counts of calls, merges and probes, and which calls are not merged and why: the
+        most frequent reasons, each with the number of kinds of calls that it concerns."""
+        reasons = Counter(
+            (plan.component, plan.method, plan.refusal[:REASON_LIMIT])
             for plan in self._batcher.book
             if plan.refusal is not None
+        )
+        refused = [
+            {"component": component, "method": method, "reason": reason, "kinds": count}
+            for (component, method, reason), count in reasons.most_common(REFUSALS_TOLD)
         ]
         plans = sum(bool(plan.readings) for plan in self._batcher.book)
         return {**asdict(self._batcher.counts), "plans": plans, "refused": refused}
