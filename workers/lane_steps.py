@@ -21,6 +21,8 @@ class LaneSteps:
         self._endings = endings
         self._lanes: dict[str, Lane] = {}
         self._events: RunnerEvents | None = None
+        self._stepped: set[str] = set()
+        """Those that have made their last step, and were told so."""
 
     def tick(
         self, new: Sequence[RunnerRequest], scheduled: Sequence[str], events: RunnerEvents
@@ -45,6 +47,7 @@ class LaneSteps:
             with self._hub:
                 self._hub.abandon(self._lanes.values())
             self._lanes.clear()
+            self._stepped.clear()
 
     def _advance(self, scheduled: Sequence[str]) -> None:
         for lane in list(self._lanes.values()):
@@ -62,9 +65,14 @@ class LaneSteps:
         self._lanes[request.request_id] = open_lane(self._hub, request, on_stop)
 
     def _on_stop(self, request_id: str, latent: bool, lane: Lane) -> None:
+        assert self._events is not None
+        over = not (lane.at_denoiser or lane.cancelled or lane.error)
+        if over and lane.step and request_id not in self._stepped:
+            self._stepped.add(request_id)
+            self._events.on_progress(request_id, *lane.progress())
         if lane.done:
             del self._lanes[request_id]
-            assert self._events is not None
+            self._stepped.discard(request_id)
             self._events.on_done(self._endings.of_lane(request_id, lane, latent=latent))
 
     def _fail_rest(self, error: Exception) -> None:
@@ -72,6 +80,7 @@ class LaneSteps:
         assert self._events is not None
         for request_id, lane in list(self._lanes.items()):
             del self._lanes[request_id]
+            self._stepped.discard(request_id)
             self._hub.abandon([lane])
             self._events.on_done(self._endings.of_error(request_id, error))
 

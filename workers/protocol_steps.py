@@ -114,6 +114,8 @@ class ProtocolSteps:
         state.step += 1
 
     def _decode(self, state: StepRequestState) -> RunnerOutput:
+        assert self._events is not None
+        self._events.on_progress(state.request_id, state.step, state.total)
         result = self._pipeline.post_decode(state)
         latent = state.kwargs.get("output_type") == "latent"
         return self._endings.of_result(state.request_id, result, latent=latent)

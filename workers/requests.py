@@ -60,7 +60,8 @@ class RunnerEvents(Protocol):
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         """A request has made `step` of `total` denoising steps; None: not known yet.
 
-        In request mode only: a tick returns the progress of its requests.
+        In step mode the last step only, before what follows it: a tick returns the progress of
+        those that go on.
         """
 
     def on_done(self, output: RunnerOutput) -> None:

@@ -83,6 +83,7 @@ async def test_events_of_a_request_in_step_mode(executor: str) -> None:
         progress = [event for event in told if isinstance(event, Progress)]
         steps = [event.step for event in progress]
         assert steps == sorted(set(steps))
+        assert steps[-1] == 20
         assert {event.total for event in progress} == {20}
         assert any(event.eta is not None and event.eta > 0 for event in progress)
         assert values_of(told[-1].result) == [9]

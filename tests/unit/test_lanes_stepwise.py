@@ -109,7 +109,7 @@ def test_a_tick_tells_where_its_requests_stand_and_passes_strangers_over():
     assert runner.execute_stepwise([], ["0", "0", "1"], events) == [("0", 2, 3)]
     assert runner.execute_stepwise([], ["1", "0"], events) == []
     assert events.order == ["1", "0"]
-    assert events.progress == [], "progress is returned in step mode"
+    assert events.progress == [("1", 2, 2), ("0", 3, 3)], "the last step is told, others returned"
     assert runner.execute_stepwise([], ["0", "1"], events) == []
 
 
