@@ -8,6 +8,7 @@ import math
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 import trio
@@ -115,7 +116,7 @@ class DiffusionEngine:
         """
         await trio.lowlevel.checkpoint()
         request = DiffusionRequest.make(prompt, **params)
-        self._check_room()
+        self.check_room()
         claim = self._admit(await self._prepare(request))
         try:
             position = self._scheduler.queue_position(claim.request_id, claim.submitted) or 0
@@ -128,7 +129,13 @@ class DiffusionEngine:
             return prepare(request, self._capabilities, self.config)
         return await trio.to_thread.run_sync(prepare, request, self._capabilities, self.config)
 
-    def _check_room(self) -> None:
+    def check_room(self) -> None:
+        """Return if one more request may wait; for callers with work to do before they have one.
+
+        Raises:
+          EngineBusyError: the queue is full.
+          EngineDeadError, EngineClosedError: as `check_health`.
+        """
         self.check_health()
         if self._scheduler.num_waiting >= self.config.max_queued_requests:
             raise EngineBusyError(
@@ -137,7 +144,7 @@ class DiffusionEngine:
             )
 
     def _admit(self, prepared: PreparedRequest) -> Claim:
-        self._check_room()
+        self.check_room()
         return self._ledger.admit(prepared, trio.current_time())
 
     async def abort(self, request_id: str) -> bool:
@@ -157,6 +164,10 @@ class DiffusionEngine:
         await claim.closed.wait()
         return True
 
+    def queue_position(self, request_id: str) -> int | None:
+        """Return how many requests wait ahead of this one, None if it is not waiting."""
+        return self._scheduler.queue_position(request_id, trio.current_time())
+
     async def wait_idle(self) -> None:
         """Wait until no request is in the engine and no worker holds one."""
         await trio.lowlevel.checkpoint()
@@ -164,6 +175,12 @@ class DiffusionEngine:
             if self._idle.is_set():
                 self._idle = trio.Event()
             await self._idle.wait()
+
+    @property
+    def capabilities(self) -> Mapping[str, Any]:
+        """What the pipeline takes and makes: its class name (`pipeline`), `arguments`, `media`,
+        default `height` and `width`, and more."""
+        return MappingProxyType(self._capabilities)
 
     # -- health
 
