@@ -15,7 +15,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # An installation is renewed when one of these changes.
 SOURCES := pyproject.toml setup.py build.py $(wildcard ipc_ext/csrc/*.[ch])
-PACKAGES := engine ipc_ext workers postprocess
+PACKAGES := engine ipc_ext workers postprocess server
 
 # flake8 is here for flake8-async alone, with its optional checks but for these:
 # 910, 911: a coroutine may return without a checkpoint; nobody is promised one.

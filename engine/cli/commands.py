@@ -19,6 +19,7 @@ import trio
 
 from ..errors import ConfigError, RequestError, SidestreamError
 from .arguments import Assignment, Size, engine_config, read_prompts, requests_of
+from .lazy import LazyGroup
 from .painting import Outcome, Painter, one_line
 from .picture_files import PictureFiles
 
@@ -38,7 +39,7 @@ Examples:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("sidestream"), message="sidestream %(version)s")
 def cli() -> None:
     """Serve diffusion models: pictures and video from torch/diffusers pipelines."""

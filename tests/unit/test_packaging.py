@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("engine", "ipc_ext", "postprocess", "workers")
+PARTS = ("engine", "ipc_ext", "postprocess", "server", "workers")
 PATIENCE = 240
 NOT_SOURCES = shutil.ignore_patterns(
     ".?*", "__pycache__", "*.so", "*.egg-info", "build", "dist", "out", "bin"

@@ -1,0 +1,180 @@
+"""``sidestream serve MODEL``: its options, and the life of the process."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import trio
+
+from ..engine import ConfigError, EngineConfig, SidestreamError, open_engine
+from ..engine.cli.arguments import Assignment
+from .app import create_app
+from .config import ServerConfig
+from .service import Service
+from .serving import open_listener, serve as serve_app, url_of
+
+EXAMPLES = """\b
+Examples:
+  sidestream serve shapes --mode step
+  sidestream serve /models/sdxl --executor mp --num-workers 2 --port 8080
+  sidestream serve --config server.toml --set server.max_steps=50
+"""
+
+ENGINE_OPTIONS = ("model", "executor", "device", "dtype", "num_workers", "max_num_seqs", "mode")
+SERVER_OPTIONS = ("host", "port", "api_keys")
+"""Options that are named like the setting that they set."""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("model", required=False)
+@click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
+@click.option("--port", type=int, metavar="N", help="Port; 0: any free one.  [default: 8000]")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    envvar="SIDESTREAM_API_KEYS",
+    help="A key that clients may have; can be repeated. Other users of the machine can read command"
+    " lines, so rather set SIDESTREAM_API_KEYS.  [default: no key needed]",
+)
+@click.option("--executor", metavar="NAME", help="'uni' or 'mp'.  [default: uni]")
+@click.option("--device", metavar="NAME", help="'cpu', 'cuda' or 'cuda:1'.  [default: auto]")
+@click.option("--dtype", metavar="NAME", help="Of the weights: 'fp32', 'bf16' or 'fp16'.")
+@click.option("--num-workers", type=int, metavar="N", help="Workers, each with the whole model.")
+@click.option(
+    "--batch",
+    "max_num_seqs",
+    type=int,
+    metavar="N",
+    help="Requests that run together.  [default: 1]",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["request", "step"]),
+    help="Run whole requests, or step by step, which previews need.  [default: request]",
+)
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file: settings of the engine, and of the server in the table [server].",
+)
+@click.option(
+    "--set",
+    "settings",
+    type=Assignment(),
+    multiple=True,
+    help="Any setting, such as max_queued_requests=32, server.max_steps=50 or"
+    " model_options.variant=fp16.",
+)
+@click.option("--json-logs", is_flag=True, help="Log lines as JSON objects.")
+def serve(**options: Any) -> int:
+    """Serve MODEL over HTTP, with the OpenAI Images API.
+
+    SIGTERM and Ctrl-C stop it when the requests under way are done; a second one at once.
+    """
+    engine_config, server_config = read_settings(options)
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
+    trio.run(run_server, engine_config, server_config)
+    return 0
+
+
+def read_settings(options: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
+    """Make both configurations: the file's settings, over them ``--set``, over these the options.
+
+    Raises:
+      ConfigError: a setting is unknown or not valid.
+    """
+    engine = _read_file(options["config"])
+    tables = {name: dict(engine.pop(name, {})) for name in ("server", "model_options")}
+    for key, value in options["settings"]:
+        table, _, name = key.partition(".")
+        if name and table in tables:
+            tables[table][name] = value
+        else:
+            engine[key] = value
+    engine |= {name: options[name] for name in ENGINE_OPTIONS if options[name] is not None}
+    server = tables["server"] | {
+        name: options[name] for name in SERVER_OPTIONS if options[name] not in (None, ())
+    }
+    if options["json_logs"]:
+        server["json_logs"] = True
+    return EngineConfig(model_options=tables["model_options"], **engine), ServerConfig(**server)
+
+
+def _read_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    for name in ("server", "model_options"):
+        if not isinstance(settings.get(name, {}), dict):
+            raise ConfigError(f"{path}: {name} must be a table")
+    return settings
+
+
+async def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> None:
+    """Serve until a signal comes or the engine dies.
+
+    The server answers probes while the engine starts, and stops before it does.
+
+    Raises:
+      SidestreamError: the engine could not be started, or has died.
+      OSError: the address is not to be had.
+    """
+    listener = open_listener(server_config)
+    app = create_app(config=server_config)
+    service: Service = app.state.service
+    stop = trio.Event()
+    failure: SidestreamError | None = None
+
+    async def run_http() -> None:
+        await serve_app(app, stop=stop, listener=listener)
+        nursery.cancel_scope.cancel("the server has stopped")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_watch_signals, stop, nursery.cancel_scope, service)
+        nursery.start_soon(run_http)
+        try:
+            async with open_engine(engine_config) as engine:
+                service.engine = engine
+                announce(url_of(listener), service.model_name)
+                failure = await engine.wait_dead()
+        except SidestreamError as error:
+            failure = error
+        nursery.cancel_scope.cancel("the engine has ended")
+    if failure is not None:
+        raise failure
+
+
+async def _watch_signals(
+    stop: trio.Event,
+    everything: trio.CancelScope,
+    service: Service,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Stop in order at the first signal, at once at the second, or if nothing has begun."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for _ in signals:
+            if stop.is_set() or service.engine is None:
+                everything.cancel("told to stop")
+            stop.set()
+
+
+def announce(url: str, model: str) -> None:
+    """Say that the server is ready, and how to use it."""
+    click.echo(f"sidestream serves {model} at {url}")
+    click.echo(
+        f"  curl {url}/v1/images/generations -H 'Content-Type: application/json'"
+        ' -d \'{"prompt": "a large red circle"}\''
+    )

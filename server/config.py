@@ -1,0 +1,73 @@
+"""`ServerConfig`: every setting of the server, its default, and what it accepts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from ..engine import ConfigError
+from ..engine.request import PROMPT_LIMIT
+from ..engine.strict import Strict, flag, number, option, text, whole
+
+MEBIBYTE = 1 << 20
+
+
+def _keys(value: Any) -> Any:
+    """Accept any number of keys that can stand in a header."""
+    keys = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for key in keys:
+        if type(key) is not str or not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError("a list of non-empty strings of visible ASCII characters")
+        if not key:
+            raise ValueError("a list of non-empty strings of visible ASCII characters")
+    return keys
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerConfig(Strict):
+    """The settings of the server.
+
+    Raises:
+      ConfigError: a name is unknown (the message suggests the nearest) or a value is not valid.
+    """
+
+    error: ClassVar[type[ValueError]] = ConfigError
+    noun: ClassVar[str] = "setting of the server"
+
+    host: str = option("127.0.0.1", text(256), "address to listen at; '0.0.0.0': everybody's")
+    port: int = option(8000, whole(0, 65_535), "port to listen at; 0: any free one")
+    api_keys: tuple[str, ...] = option((), _keys, "keys of clients; none: no key is needed")
+    served_model_name: str | None = option(
+        None,
+        text(256, optional=True),
+        "what clients call the model; None: as the engine does",
+    )
+
+    max_n: int = option(10, whole(1, 64), "pictures for one request")
+    max_side: int = option(4096, whole(1, 16_384), "width or height of a picture, pixels")
+    max_pixels: int = option(1 << 24, whole(1), "width x height x n of one request")
+    max_steps: int = option(200, whole(1, 10_000), "denoising steps")
+    max_prompt_chars: int = option(4000, whole(1, PROMPT_LIMIT), "characters of a prompt")
+    max_priority: int = option(0, whole(0, 1_000_000), "priority that a client may ask for")
+    request_timeout_s: float | None = option(
+        None, number(0.001, optional=True), "deadline of requests without an earlier one, s"
+    )
+
+    max_body_bytes: int = option(32 * MEBIBYTE, whole(1), "bytes of a request's body")
+    max_image_pixels: int = option(1 << 24, whole(1), "pixels of a picture that is sent here")
+    max_images: int = option(4, whole(1, 16), "pictures that one request may send")
+
+    max_connections: int = option(1000, whole(1), "open connections; further ones wait")
+    idle_timeout_s: float = option(
+        30.0, number(0.001), "a connection that brings no complete request head is closed, s"
+    )
+    body_timeout_s: float = option(60.0, number(0.001), "for a client to send a body, s")
+    stalled_client_s: float = option(
+        30.0, number(0.001, 2_000_000), "a client that takes no bytes for so long is cut off, s"
+    )
+    shutdown_grace_s: float = option(
+        30.0, number(0), "for requests under way when the server is told to stop, s"
+    )
+
+    png_compress_level: int = option(1, whole(0, 9), "zlib level of PNG")
+    json_logs: bool = option(False, flag(), "log lines as JSON objects")

@@ -1,0 +1,40 @@
+"""`CancelOnDisconnect`: a client that goes away cancels what was done for it.
+
+Frameworks look for a disconnect only where they stream, if at all. Here every handler runs in a
+scope of its own, beside a task that waits for the disconnect.
+"""
+
+from __future__ import annotations
+
+import trio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+DISCONNECTED = "sidestream.disconnected"
+"""Key of an ASGI scope: whether its client has gone."""
+
+
+class CancelOnDisconnect:
+    """Pure-ASGI middleware: the app runs in a scope that a disconnect cancels."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app for one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # One message at a time: a client cannot fill memory with a body that nobody reads.
+        arrived, messages = trio.open_memory_channel[Message](1)
+        async with messages, trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                async with arrived:
+                    while (message := await receive())["type"] != "http.disconnect":
+                        await arrived.send(message)
+                scope[DISCONNECTED] = True
+                nursery.cancel_scope.cancel("the client disconnected")
+
+            nursery.start_soon(watch)
+            await self._app(scope, messages.receive, send)
+            nursery.cancel_scope.cancel("the response is complete")

@@ -1,0 +1,158 @@
+"""Errors in the shape of the OpenAI API: what clients are told, and with which status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from ..engine import (
+    DeadlineExceededError,
+    DuplicateRequestError,
+    EngineBusyError,
+    EngineClosedError,
+    EngineDeadError,
+    ExecutionError,
+    RequestAborted,
+    RequestError,
+    SidestreamError,
+    WorkerDiedError,
+)
+from ..engine.strict import nearest
+from .schemas import EditParams
+
+CLIENT_CLOSED_REQUEST = 499
+"""Nginx's status for a request that its client has given up."""
+
+_RETRY_IS_VAIN = {"x-should-retry": "false"}
+"""OpenAI's clients send a request again after most errors, unless they are told not to."""
+
+
+class ApiError(HTTPException):
+    """A request that is answered with an error.
+
+    Args:
+      status: of HTTP.
+      message: for people.
+      code: for programs.
+      param: the field that is at fault.
+      headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.code = code
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """Return the error object, as it is sent."""
+        error = {
+            "message": self.detail,
+            "type": _type(self.status_code),
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        """Return the answer."""
+        return JSONResponse(self.body(), self.status_code, self.headers)
+
+
+def _type(status: int) -> str:
+    if status == 401:
+        return "authentication_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def busy(error: EngineBusyError, retry_after: int) -> ApiError:
+    """Say that the queue is full.
+
+    Args:
+      error: of the engine.
+      retry_after: seconds until a place may be free.
+    """
+    return ApiError(429, str(error), code="busy", headers={"Retry-After": str(retry_after)})
+
+
+def unavailable(message: str) -> ApiError:
+    """Say that there is no engine to run anything."""
+    return ApiError(503, message, code="unavailable")
+
+
+def api_error(error: SidestreamError, *, began: bool = False) -> ApiError:
+    """Find the answer to an error of the engine.
+
+    Args:
+      error: what the engine raised.
+      began: whether the request had taken a denoising step.
+    """
+    message = str(error)
+    match error:
+        case DuplicateRequestError():
+            return ApiError(409, message, code="duplicate_request", param="request_id")
+        case RequestError():
+            return ApiError(422, message, code="unsupported")
+        case EngineBusyError():
+            return busy(error, 1)
+        case RequestAborted():
+            return ApiError(CLIENT_CLOSED_REQUEST, message, code="cancelled")
+        case DeadlineExceededError():
+            return ApiError(504, message, code="deadline_exceeded", headers=_RETRY_IS_VAIN)
+        case EngineDeadError() | EngineClosedError() | WorkerDiedError():
+            return unavailable("the engine has stopped")
+        case ExecutionError() if error.remote_type in ("ValueError", "TypeError") and not began:
+            # So pipelines refuse arguments, such as a size that is no multiple of 8.
+            return ApiError(422, message, code="unsupported")
+        case _:
+            return ApiError(500, "the pipeline failed", code="failed", headers=_RETRY_IS_VAIN)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Let an app answer every error in this shape."""
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(SidestreamError, _on_engine_error)
+
+
+async def _on_http_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if not isinstance(error, ApiError):  # the router's own, or the parser's of multipart bodies
+        error = ApiError(error.status_code, str(error.detail), headers=error.headers)
+    return error.response()
+
+
+async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = _name_of(first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['ctx']['error']}").response()
+    if first["type"] == "extra_forbidden" and param is not None:
+        message = f"there is no such field; {nearest(param, EditParams.model_fields)}"
+    text = f"{param}: {message}" if param else f"the body: {message}"
+    return ApiError(400, text, code="invalid_value", param=param).response()
+
+
+def _name_of(location: Sequence[Any]) -> str | None:
+    return ".".join(map(str, location[1:])) or None
+
+
+async def _on_engine_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, SidestreamError)
+    return api_error(error).response()

@@ -1,0 +1,96 @@
+"""`ImageEventStream`: an answer of server-sent events, as the OpenAI Images API has them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import trio
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ..engine import Completed, DiffusionRequest, Event, Preview
+from .encoding import error_event, event_pieces
+from .errors import ApiError
+from .service import Service
+
+START: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+
+
+class ImageEventStream(Response):
+    """Runs a request while it is sent: ``partial_image`` events, then one ``completed`` for each
+    picture, or an ``error``.
+
+    Args:
+      service: runs it.
+      request: with previews, if there are to be any.
+      kind: of the events, before the dot: ``image_generation`` or ``image_edit``.
+      fields: of every event.
+    """
+
+    def __init__(
+        self, service: Service, request: DiffusionRequest, kind: str, fields: Mapping[str, Any]
+    ) -> None:
+        super().__init__()
+        self._service = service
+        self._request = request
+        self._kind = kind
+        self._fields = {**fields, "created_at": int(time.time())}
+        self._previews = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request and send its events.
+
+        Raises:
+          ApiError: the request was refused, before anything was sent.
+        """
+        begun = False
+        try:
+            async with self._service.run(self._request) as events:
+                async for event in events:
+                    if not begun:  # it was admitted, so the status is known
+                        begun = True
+                        await send(dict(START))
+                    for piece in await self._pieces(event):
+                        await send(_body(piece))
+        except ApiError as error:
+            if not begun:
+                raise
+            await send(_body(error_event(error.body())))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pieces(self, event: Event) -> Sequence[bytes]:
+        """Return what is sent of an event."""
+        if isinstance(event, Preview):
+            index, self._previews = self._previews, self._previews + 1
+            return await self._encoded(
+                "partial_image", event.image, partial_image_index=index, step=event.step
+            )
+        if isinstance(event, Completed):
+            result = event.result
+            self._service.note_result(result)
+            return [
+                piece
+                for index, picture in enumerate(result.outputs)
+                for piece in await self._encoded("completed", picture, seed=result.seed + index)
+            ]
+        return ()
+
+    async def _encoded(self, kind: str, picture: bytes, **fields: Any) -> list[bytes]:
+        with self._service.metrics.encode_seconds.time():
+            return await trio.to_thread.run_sync(
+                event_pieces, f"{self._kind}.{kind}", picture, {**self._fields, **fields}
+            )
+
+
+def _body(piece: bytes) -> Message:
+    return {"type": "http.response.body", "body": piece, "more_body": True}

@@ -1,0 +1,134 @@
+"""``POST /v1/images/generations`` and ``POST /v1/images/edits``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import trio
+from fastapi import APIRouter, Form, Request
+from starlette.responses import Response
+
+from ..engine import Completed, DiffusionRequest, DiffusionResult
+from .access_log import request_id_of
+from .encoding import PiecesResponse, answer_pieces
+from .errors import ApiError
+from .event_stream import ImageEventStream
+from .limits import make_request
+from .metrics import phases_of
+from .schemas import IMAGE_ERRORS, EditParams, GenerationParams, ImageParams, ImagesAnswer
+from .service import Service
+from .uploads import read_picture, repaint_mask
+
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "model": ImagesAnswer,
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "description": "The pictures; with `stream`, as server-sent events.",
+    },
+    **IMAGE_ERRORS,
+}
+
+
+def image_routes(service: Service) -> APIRouter:
+    """Make the routes that make pictures."""
+    router = APIRouter(tags=["images"])
+
+    @router.post("/v1/images/generations", responses=ANSWERS, response_model=None)
+    async def create_image(params: GenerationParams, http: Request) -> Response:
+        """Make pictures of a prompt."""
+        _check_model(service, params)
+        return await _answer(service, params, http, {}, "image_generation")
+
+    @router.post("/v1/images/edits", responses=ANSWERS, response_model=None)
+    async def edit_image(
+        params: Annotated[EditParams, Form(media_type="multipart/form-data")], http: Request
+    ) -> Response:
+        """Make pictures of a prompt from pictures."""
+        _check_model(service, params)
+        inputs = await _inputs(service, params)
+        return await _answer(service, params, http, inputs, "image_edit")
+
+    return router
+
+
+async def _answer(
+    service: Service,
+    params: ImageParams,
+    http: Request,
+    inputs: Mapping[str, Any],
+    kind: str,
+) -> Response:
+    """Run a request and make the answer.
+
+    Args:
+      kind: of server-sent events, before the dot.
+    """
+    request_id = request_id_of(http.scope, params.request_id, service.requests.is_live)
+    request = make_request(params, request_id, service.config, inputs)
+    fields: dict[str, Any] = {
+        "quality": params.quality or "auto",
+        "background": "opaque",
+        "output_format": params.output_format,
+        "request_id": request_id,
+    }
+    if params.stream:
+        return ImageEventStream(service, request, kind, fields)
+    result = await _result(service, request)
+    fields |= {"created": int(time.time()), "timings": phases_of(result.timings)}
+    with service.metrics.encode_seconds.time():
+        pieces = await trio.to_thread.run_sync(answer_pieces, result.outputs, result.seed, fields)
+    return PiecesResponse(pieces)
+
+
+async def _result(service: Service, request: DiffusionRequest) -> DiffusionResult:
+    async with service.run(request) as events:
+        async for event in events:
+            if isinstance(event, Completed):
+                service.note_result(event.result)
+                return event.result
+    raise AssertionError("a stream ends with its result, or raises")
+
+
+def _check_model(service: Service, params: ImageParams) -> None:
+    engine = service.ready_engine()
+    name = service.model_name
+    if params.model not in (None, name):
+        raise ApiError(
+            404,
+            f"there is no model {params.model!r} here, only {name!r}",
+            code="model_not_found",
+            param="model",
+        )
+    media = engine.capabilities["media"]
+    if media != "image":
+        raise ApiError(422, f"{name!r} makes {media}, not pictures", code="unsupported")
+
+
+async def _inputs(service: Service, params: EditParams) -> dict[str, Any]:
+    """Decode the pictures of a form, and name them as pipelines do."""
+    config = service.config
+    accepted = service.ready_engine().capabilities["arguments"]
+    files = params.image + params.images
+    if not files:
+        raise ApiError(400, "image: is needed", code="invalid_value", param="image")
+    if len(files) > config.max_images:
+        raise ApiError(400, f"image: at most {config.max_images}", param="image")
+    for name, argument in _ARGUMENTS.items():
+        if getattr(params, name) not in (None, []) and argument not in accepted:
+            raise ApiError(
+                422, f"{name}: the model does not take it", code="unsupported", param=name
+            )
+    limit = min(config.max_image_pixels, config.max_pixels // params.n)
+    pictures = [(await read_picture(file, "image", limit)).convert("RGB") for file in files]
+    inputs: dict[str, Any] = {"image": pictures[0] if len(pictures) == 1 else pictures}
+    if params.mask is not None:
+        inputs["mask_image"] = repaint_mask(await read_picture(params.mask, "mask", limit))
+    if params.strength is not None:
+        inputs["strength"] = params.strength
+    return inputs
+
+
+_ARGUMENTS = {"image": "image", "images": "image", "mask": "mask_image", "strength": "strength"}
+"""What pipelines call the fields of a form."""

@@ -1,0 +1,69 @@
+"""What is served, and where requests stand: ``/v1/models`` and ``/v1/requests``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from .errors import ApiError
+from .schemas import ERRORS, CancelAnswer, ModelList, ModelObject, RequestStatus
+from .service import Service
+
+RequestName = Annotated[str, Path(min_length=1, max_length=128)]
+
+
+def request_routes(service: Service) -> APIRouter:
+    """Make the routes that tell and cancel."""
+    router = APIRouter(responses=ERRORS)
+
+    @router.get("/v1/models", tags=["models"])
+    async def list_models() -> ModelList:
+        """List the served model."""
+        return ModelList(data=[_model(service)])
+
+    @router.get("/v1/models/{model:path}", tags=["models"])
+    async def get_model(model: str) -> ModelObject:
+        """Describe a served model."""
+        served = _model(service)
+        if model != served.id:
+            raise ApiError(404, f"there is no model {model!r} here", code="model_not_found")
+        return served
+
+    @router.get("/v1/requests/{request_id}", tags=["requests"])
+    async def get_request(request_id: RequestName) -> RequestStatus:
+        """Tell where a request stands."""
+        record = service.requests.find(request_id)
+        if record is None:
+            raise ApiError(404, f"there is no request {request_id!r}", code="request_not_found")
+        engine = service.engine
+        waiting = engine is not None and record.state == "queued"
+        return RequestStatus(
+            id=record.request_id,
+            state=record.state,
+            created_at=int(record.created),
+            queue_position=engine.queue_position(request_id) if engine and waiting else None,
+            step=record.step,
+            total=record.total,
+            eta=record.eta,
+        )
+
+    @router.post("/v1/requests/{request_id}/cancel", tags=["requests"])
+    async def cancel_request(request_id: RequestName) -> CancelAnswer:
+        """Cancel a request; answers when the worker has let go of it. Idempotent."""
+        cancelled = await service.ready_engine().abort(request_id)
+        return CancelAnswer(id=request_id, cancelled=cancelled)
+
+    return router
+
+
+def _model(service: Service) -> ModelObject:
+    engine = service.ready_engine()
+    return ModelObject(
+        id=service.model_name,
+        created=int(service.started),
+        pipeline=engine.capabilities["pipeline"],
+        media=engine.capabilities["media"],
+        accepts_image="image" in engine.capabilities["arguments"],
+        mode=engine.config.mode,
+    )
