@@ -174,8 +174,7 @@ def test_schedulers_are_private_also_nested_and_shared_ones():
         def run_steps(pipe):
             assert pipe.scheduler is pipe.inner.scheduler
             assert pipe.scheduler is not scheduler
-            assert type(pipe.scheduler).__name__ == "DDIMScheduler"
-            assert isinstance(pipe.scheduler, DDIMScheduler)
+            assert type(pipe.scheduler) is DDIMScheduler
             parameters = inspect.signature(pipe.scheduler.step).parameters
             assert list(parameters) == list(inspect.signature(scheduler.step).parameters)
             pipe.scheduler.set_timesteps(steps)
@@ -209,6 +208,27 @@ def test_steps_are_those_of_the_private_scheduler_and_not_of_its_copies():
     runner_of(pipeline).execute_model_batch([RunnerRequest("a", {"body": body})], events)
     picture(events.outputs["a"])
     assert events.progress == [("a", 1, 3), ("a", 2, 3), ("a", 3, 3)]
+
+
+def test_a_step_that_calls_its_base_classs_step_is_one_step():
+    class Careful(DDIMScheduler):
+        def step(self, *args, **kwargs):
+            return super().step(*args, **kwargs)
+
+    def body(pipe):
+        pipe.scheduler.set_timesteps(3)
+        x = torch.ones(1, 1, 2, 2)
+        for t in pipe.scheduler.timesteps:
+            x = pipe.scheduler.step(pipe.unet(x), t, x).prev_sample
+        return x
+
+    for kind in (DDIMScheduler, Careful):
+        events = Events()
+        pipeline = Pipeline(scheduler=kind(), unet=Encoder())
+        request = RunnerRequest("request", {"body": body})
+        runner_of(pipeline).execute_model_batch([request], events)
+        assert events.outputs["request"].error is None
+        assert [step for _, step, _ in events.progress] == [1, 2, 3]
 
 
 def test_without_a_scheduler_steps_are_calls_of_the_denoiser():

@@ -16,11 +16,13 @@ class StepObserver:
     Attributes:
         scheduler: The lane's private scheduler.
         steps: How often its `step` was called.
+        stepping: Its `step` is running, perhaps one that calls that of a base class.
     """
 
     def __init__(self, on_step: Callable[[SchedulerStep], None]) -> None:
         self.scheduler: Any = None
         self.steps = 0
+        self.stepping = False
         self._on_step = on_step
 
     @property
@@ -32,10 +34,9 @@ class StepObserver:
         return len(timesteps)
 
     def stepped(self, taken: SchedulerStep) -> None:
-        """Count a step, if it is the lane's own scheduler that stepped."""
-        if taken.scheduler is self.scheduler:
-            self.steps += 1
-            self._on_step(taken)
+        """Count a step."""
+        self.steps += 1
+        self._on_step(taken)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StepObserver":
         return self
@@ -46,18 +47,16 @@ def private_scheduler(
 ) -> tuple[Any, StepObserver | None]:
     """Return a deep copy of a scheduler that reports its steps.
 
-    The copy's class is a subclass with the same name; an attribute on the instance would follow
-    copies that the pipeline makes of the scheduler and call the wrong one.
+    Its class is the same, since some pipelines ask whether it is exactly a certain one. So the
+    class's `step` is replaced, once, by one that tells the observer of an instance that has one.
 
     Args:
         shared: The pipeline's scheduler.
         on_step: Told of each `step` when it has returned.
     """
     private = copy.deepcopy(shared)
-    observed = _observed(shared.__class__)
-    if observed is None:
+    if not _observe(shared.__class__):
         return private, None
-    private.__class__ = observed
     observer = StepObserver(on_step)
     observer.scheduler = private
     vars(private)[_OBSERVER] = observer
@@ -65,16 +64,24 @@ def private_scheduler(
 
 
 @functools.lru_cache(maxsize=256)
-def _observed(kind: type) -> type | None:
+def _observe(kind: type) -> bool:
+    """Have a class's `step` tell observers; False: it has none."""
     step = getattr(kind, "step", None)
     if step is None:
-        return None
+        return False
 
     @functools.wraps(step)
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = step(self, *args, **kwargs)
-        vars(self)[_OBSERVER].stepped(SchedulerStep(self, step, args, kwargs, result))
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        observer = getattr(self, _OBSERVER, None)
+        if observer is None or observer.scheduler is not self or observer.stepping:
+            return step(self, *args, **kwargs)
+        observer.stepping = True
+        try:
+            result = step(self, *args, **kwargs)
+        finally:
+            observer.stepping = False
+        observer.stepped(SchedulerStep(self, step, args, kwargs, result))
         return result
 
-    names = {"step": counted, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (kind,), names)
+    setattr(kind, "step", told)  # noqa: B010 - mypy would not have the class changed
+    return True

@@ -158,7 +158,10 @@ def _alike(a: Any, b: Any) -> bool:
             a[key] is b[key] or (is_plain(a[key]) and a[key] == b[key]) for key in a
         )
     ours, theirs = getattr(a, "__dict__", None), getattr(b, "__dict__", None)
-    return ours is not None and ours == theirs and all(map(is_plain, ours.values()))
+    if ours is None or theirs is None:
+        return False
+    # what is not plain may not even be comparable: tensors are not
+    return all(is_plain(v) for one in (ours, theirs) for v in one.values()) and bool(ours == theirs)
 
 
 def is_plain(value: Any) -> bool:
