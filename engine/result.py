@@ -94,8 +94,13 @@ class Chunk(Event):
 
     index: int
     """Counts from 0."""
-    output: Any
-    """As an entry of `DiffusionResult.outputs`."""
+    outputs: list[Any]
+    """The part of each output, as an entry of `DiffusionResult.outputs`."""
+
+    @property
+    def output(self) -> Any:
+        """The part of the first output."""
+        return self.outputs[0]
 
 
 @dataclass(frozen=True, slots=True)

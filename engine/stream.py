@@ -110,7 +110,7 @@ class RequestStream:
         if mailbox.chunks:
             index, tensors = mailbox.chunks.popleft()
             outputs = await self._host_stage(self._claim, tensors)
-            return Chunk(self.request_id, index, outputs[0])
+            return Chunk(self.request_id, index, outputs)
         if mailbox.preview is not None and not mailbox.delivered:
             (step, picture), mailbox.preview = mailbox.preview, None
             images = await self._host_stage(self._claim, {"preview": picture}, preview=True)
