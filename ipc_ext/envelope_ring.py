@@ -49,9 +49,11 @@ class EnvelopeRing:
             CorruptSegment: The peer's cursor is impossible.
         """
         status = _push(self._ring, frame, len(frame))
+        if status > 0:
+            return True
         if status < 0:
             raise self._failure(status, frame)
-        return status > 0
+        return False
 
     def push_wait(self, frame: bytes, timeout: float | None = None) -> None:
         """Append one frame, and block the thread until there is room for it (worker side).
