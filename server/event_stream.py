@@ -77,10 +77,9 @@ class ImageEventStream(Response):
             )
         if isinstance(event, Completed):
             result = event.result
-            self._service.note_result(result)
             return [
                 piece
-                for index, picture in enumerate(result.outputs)
+                for index, picture in enumerate(self._service.pictures_of(result))
                 for piece in await self._encoded("completed", picture, seed=result.seed + index)
             ]
         return ()

@@ -76,9 +76,10 @@ async def _answer(
     if params.stream:
         return ImageEventStream(service, request, kind, fields)
     result = await _result(service, request)
+    pictures = service.pictures_of(result)
     fields |= {"created": int(time.time()), "timings": phases_of(result.timings)}
     with service.metrics.encode_seconds.time():
-        pieces = await trio.to_thread.run_sync(answer_pieces, result.outputs, result.seed, fields)
+        pieces = await trio.to_thread.run_sync(answer_pieces, pictures, result.seed, fields)
     return PiecesResponse(pieces)
 
 
@@ -86,7 +87,6 @@ async def _result(service: Service, request: DiffusionRequest) -> DiffusionResul
     async with service.run(request) as events:
         async for event in events:
             if isinstance(event, Completed):
-                service.note_result(event.result)
                 return event.result
     raise AssertionError("a stream ends with its result, or raises")
 

@@ -19,7 +19,7 @@ from ..engine import (
     SidestreamError,
 )
 from .config import ServerConfig
-from .errors import api_error, busy, unavailable
+from .errors import ApiError, api_error, busy, unavailable
 from .metrics import Metrics
 from .tracking import NotedEvents, RequestBook
 
@@ -128,7 +128,15 @@ class Service:
             await engine.abort(request_id)
             self.metrics.abort_seconds.observe(trio.current_time() - left)
 
-    def note_result(self, result: DiffusionResult) -> None:
-        """Count a result, and learn from it when a place may be free."""
+    def pictures_of(self, result: DiffusionResult) -> list[bytes]:
+        """Return the pictures of a result, having counted it, and learnt from it when a place may
+        be free.
+
+        Raises:
+          ApiError: the model makes something else.
+        """
+        if not all(isinstance(output, bytes) for output in result.outputs):
+            raise ApiError(422, "the model makes no pictures", code="unsupported")
         self._pace += 0.2 * (result.timings.forward - self._pace)
         self.metrics.note_result(result.timings, len(result.outputs))
+        return result.outputs

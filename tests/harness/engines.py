@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ def synthetic(
             **settings,
         }
     )
+
+
+def painting(executor: str | type, **settings: Any) -> EngineConfig:
+    """Configure an engine like `synthetic`, whose outputs are pictures; see `offer_pipelines`."""
+    return dataclasses.replace(synthetic(executor, **settings), model="painters:painter")
 
 
 def offer_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
