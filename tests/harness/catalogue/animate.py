@@ -170,7 +170,7 @@ ENTRIES: list[Entry] = [
         {
             "unet": spatio_temporal_unet,
             "vae": temporal_vae,
-            "image_encoder": parts.clip_vision,
+            "image_encoder": partial(parts.clip_vision, image_size=224, patch_size=56),
             "scheduler": partial(
                 diffusers.EulerDiscreteScheduler,
                 interpolation_type="linear",

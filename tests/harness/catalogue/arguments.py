@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -59,8 +58,3 @@ def tensors(*shape: int) -> Callable[[int], torch.Tensor]:
 def unit_tensors(*shape: int) -> Callable[[int], torch.Tensor]:
     """Return a function that makes tensors of numbers in [0, 1)."""
     return lambda index: torch.rand(shape, generator=generator(index))
-
-
-def listed(*makers: Callable[[int], Any]) -> Callable[[int], list[Any]]:
-    """Return a function that makes a list of several values."""
-    return lambda index: [make(index) for make in makers]

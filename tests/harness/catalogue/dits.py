@@ -136,7 +136,6 @@ def lumina2() -> Any:
 
 gemma = partial(parts.decoder_lm, tf.GemmaModel, tf.GemmaConfig)
 gemma2 = partial(parts.decoder_lm, tf.Gemma2Model, tf.Gemma2Config)
-gemma2_causal = partial(parts.decoder_lm, tf.Gemma2ForCausalLM, tf.Gemma2Config)
 
 LUMINA = {
     "transformer": lumina,
@@ -255,22 +254,6 @@ COGVIEW4 = {
         parts.flow_scheduler, base_shift=0.25, max_shift=0.75, use_dynamic_shifting=True
     ),
 }
-
-
-def omnigen() -> Any:
-    """Make the transformer of OmniGen."""
-    return diffusers.OmniGenTransformer2DModel(
-        hidden_size=16,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        intermediate_size=32,
-        num_layers=1,
-        in_channels=4,
-        time_step_dim=4,
-        rope_scaling={"long_factor": list(range(1, 3)), "short_factor": list(range(1, 3))},
-        pad_token_id=0,
-        vocab_size=200,
-    )
 
 
 ENTRIES: list[Entry] = [

@@ -87,7 +87,7 @@ def _made(part: Any) -> Any:
 
 
 def _enliven(part: Any) -> None:
-    """Give weights that start as zero, or as nothing, a value: a gate that is shut proves nothing."""
+    """Give weights that start as zero, or as nothing, a value: a shut gate proves nothing."""
     if isinstance(part, (list, tuple)):
         for each in part:
             _enliven(each)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sidestream.workers.lanes import Lane
 from sidestream.workers.model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
 from sidestream.workers.outputs import tensors_of
 from sidestream.workers.platform import CpuPlatform
@@ -22,7 +23,7 @@ from sidestream.workers.platform import CpuPlatform
 from .entry import Entry
 
 REQUESTS = 3
-CLOSE = 1e-4  # how far merging may move a result, relative to its largest value (at least 1)
+CLOSE = 1e-4  # how far merging may move a result, relative to its largest value
 MAX_TICKS = 1000
 NOISE_MARGIN = 8.0  # or so much more than the rounding of one denoiser output moves it
 
@@ -39,7 +40,7 @@ class Report:
         faults: What went wrong in lanes.
         calls: Component calls of the merged wave, after all probes.
         merged: How many of these served several requests.
-        refused: The components whose calls are not merged, and why.
+        unmerged: The components of which calls were not merged, and why.
         distance: How far merging moved the results.
         seconds: How long all of it took.
     """
@@ -49,7 +50,7 @@ class Report:
     faults: list[str] = field(default_factory=list)
     calls: int = 0
     merged: int = 0
-    refused: list[str] = field(default_factory=list)
+    unmerged: dict[str, str] = field(default_factory=dict)
     distance: float = 0.0
     seconds: float = 0.0
 
@@ -78,12 +79,29 @@ def examine(entry: Entry, requests: int = REQUESTS) -> Report:
 
 def plain(pipeline: Any, call: dict[str, Any], seed: int) -> Tensors:
     """Call a copy of the pipeline as its own documentation says."""
-    pipeline = copy.deepcopy(pipeline)
+    pipeline = duplicate(pipeline)
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
+    latent = call.get("output_type") == "latent"
     with torch.no_grad():
-        return tensors_of(pipeline(**call))
+        return tensors_of(pipeline(**call), latent=latent)
+
+
+def duplicate(pipeline: Any) -> Any:
+    """Return a copy that shares nothing with a pipeline."""
+    # weights under weight normalisation are computed ones, which `copy` refuses
+    with torch.no_grad():
+        for module in filter(_is_module, vars(pipeline).values()):
+            for part in module.modules():
+                for name, value in vars(part).items():
+                    if isinstance(value, torch.Tensor) and not value.is_leaf:
+                        setattr(part, name, value.detach())
+    return copy.deepcopy(pipeline)
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module)
 
 
 class Examination:
@@ -142,13 +160,13 @@ class Examination:
         self._compare("probing", self._requests(), runner, exact=False)
         self._compare("probing", self._requests(), runner, exact=False)
         before = runner.statistics()
+        alone = _calls_alone(runner)
         self._compare("merged", self._requests(), runner, exact=False)
         after = runner.statistics()
         self._report.calls = after["calls"] - before["calls"]
         self._report.merged = after["merged_calls"] - before["merged_calls"]
-        self._report.refused = sorted(
-            {f"{plan['component']}: {plan['reason']}" for plan in after["refused"]}
-        )
+        refused = {plan["component"]: plan["reason"] for plan in after["refused"]}
+        self._report.unmerged = {path: refused.get(path, why) for path, why in alone.items()}
 
     def stepped(self) -> None:
         """All requests in step mode: they arrive one by one and are passed over now and then."""
@@ -223,19 +241,40 @@ class Examination:
                 self._fault(way, f"request {index} differs by {apart:.1e}")
             return
         self._report.distance = max(self._report.distance, apart)
-        if apart > CLOSE and not apart <= NOISE_MARGIN * self._noise(index):
+        steps = index if all_expected is not self._expected else 0
+        if apart > max(CLOSE, _eps(expected)) and not apart <= NOISE_MARGIN * self._noise(
+            index, steps, expected
+        ):
             self._fault(way, f"request {index} differs by {apart:.1e}")
 
-    def _noise(self, index: int) -> float:
-        """Return how far the rounding of every denoiser output moves the plain result."""
-        pipeline = copy.deepcopy(self._pipeline)
+    def _noise(self, index: int, steps: int, expected: Tensors) -> float:
+        """Return how far the rounding of every component's output moves the plain result."""
+        pipeline = duplicate(self._pipeline)
         with _rounded(pipeline):
-            return distance(plain(pipeline, self._entry.call(index), index), self._expected[index])
+            call = self._entry.call(index, steps)
+            return distance(plain(pipeline, call, index), expected)
 
     def _fault(self, way: str, what: str) -> None:
         text = f"{way}: {what}"
         if text not in self._report.faults:
             self._report.faults.append(text)
+
+
+def _calls_alone(runner: DiffusionModelRunner) -> dict[str, str]:
+    """Note from now on which components are called for one request alone, and why."""
+    noted: dict[str, str] = {}
+    execute = runner._batcher._execute
+
+    def noting(lane: Lane) -> Any:
+        noted[lane.pending.path] = (
+            "has to run alone: nothing in it looks like a batch, or it computes gradients"
+            if lane.offer is None
+            else "its calls differ in shapes (length of the prompt) or settings, or have no partner"
+        )
+        return execute(lane)
+
+    runner._batcher._execute = noting
+    return noted
 
 
 def _run_steps(
@@ -288,13 +327,19 @@ def identical(a: Tensors, b: Tensors) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def _eps(tensors: Tensors) -> float:
+    """Return the rounding of the coarsest type among the tensors."""
+    kinds = {one.dtype for one in tensors.values() if one.is_floating_point()}
+    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+
+
 def distance(a: Tensors, b: Tensors) -> float:
-    """Return the largest difference, relative to the largest value (at least 1)."""
+    """Return the largest difference, relative to the largest value."""
     if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
         return math.inf
     pairs = [(a[name].double(), b[name].double()) for name in a if a[name].numel()]
     return max(
-        (float((x - y).abs().max() / max(1.0, float(y.abs().max()))) for x, y in pairs),
+        (float((x - y).abs().max()) / max(1e-9, float(y.abs().max())) for x, y in pairs),
         default=0.0,
     )
 
@@ -310,16 +355,15 @@ def _check_expected(expected: Sequence[Tensors]) -> None:
 
 @contextlib.contextmanager
 def _rounded(pipeline: Any) -> Iterator[None]:
-    """Disturb each output of the components by one rounding."""
+    """Disturb the output of every layer by one rounding."""
     noise = torch.Generator().manual_seed(0)
 
     def disturb(module: Any, args: Any, result: Any) -> Any:
-        if not isinstance(result, tuple):
-            return result
-        return tuple(_disturbed(part, noise) for part in result)
+        return _disturbed(result, noise)
 
-    modules = [m for m in pipeline.components.values() if isinstance(m, torch.nn.Module)]
-    handles = [module.register_forward_hook(disturb) for module in modules]
+    modules = filter(_is_module, vars(pipeline).values())
+    parts = {id(part): part for module in modules for part in module.modules()}
+    handles = [part.register_forward_hook(disturb) for part in parts.values()]
     try:
         yield
     finally:
@@ -328,6 +372,10 @@ def _rounded(pipeline: Any) -> Iterator[None]:
 
 
 def _disturbed(value: Any, noise: torch.Generator) -> Any:
+    if isinstance(value, dict) and value:
+        return type(value)(**{name: _disturbed(part, noise) for name, part in value.items()})
+    if type(value) in (list, tuple):
+        return type(value)(_disturbed(part, noise) for part in value)
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     signs = torch.randint(0, 2, value.shape, generator=noise) * 2 - 1

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from . import animate, dits, mmdit, stable, stable_xl, unconditional, wan
+from . import (
+    animate,
+    cascades,
+    dits,
+    kandinsky,
+    language,
+    mmdit,
+    older,
+    stable,
+    stable_xl,
+    unconditional,
+    various,
+    video,
+    wan,
+    world,
+)
 from .entry import Entry
 
 ENTRIES: list[Entry] = [
@@ -13,4 +28,11 @@ ENTRIES: list[Entry] = [
     *dits.ENTRIES,
     *animate.ENTRIES,
     *wan.ENTRIES,
+    *video.ENTRIES,
+    *kandinsky.ENTRIES,
+    *cascades.ENTRIES,
+    *language.ENTRIES,
+    *various.ENTRIES,
+    *world.ENTRIES,
+    *older.ENTRIES,
 ]

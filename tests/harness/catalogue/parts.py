@@ -43,9 +43,53 @@ tokenizer_long = partial(word_tokenizer, 512)
 """A tokenizer with room for what some pipelines put around a prompt."""
 
 
+def clip_long(cls: Any = tf.CLIPTextModel) -> Any:
+    """Make a CLIP text encoder for the 77 tokens that some pipelines take for granted."""
+    return cls(type(clip().config)(**clip().config.to_dict() | {"max_position_embeddings": 77}))
+
+
 def flow_scheduler(**changes: Any) -> Any:
     """Make the scheduler of most newer families."""
     return diffusers.FlowMatchEulerDiscreteScheduler(**changes)
+
+
+def chat_tokenizer() -> Any:
+    """Make a tokenizer for prompts that are put as a conversation."""
+    made = word_tokenizer(2048)
+    made.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    return made
+
+
+def qwen_vl(cls: Any = None) -> Any:
+    """Make a two-layer vision-language model of the Qwen 2.5 kind."""
+    text = {
+        "vocab_size": len(vocabulary()),
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "rope_scaling": {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default"},
+        "rope_theta": 1000000.0,
+        "pad_token_id": PAD_ID,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 16,
+    }
+    config = tf.Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=10,
+        video_token_id=11,
+        vision_start_token_id=12,
+        vision_end_token_id=13,
+    )
+    return (cls or tf.Qwen2_5_VLForConditionalGeneration)(config)
 
 
 def clip_vision(cls: Any = tf.CLIPVisionModelWithProjection, **changes: Any) -> Any:
