@@ -24,6 +24,13 @@ class CancelOnDisconnect:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        answered = False
+
+        async def noted(message: Message) -> None:
+            nonlocal answered
+            answered = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
         # One message at a time: a client cannot fill memory with a body that nobody reads.
         arrived, messages = trio.open_memory_channel[Message](1)
         async with messages, trio.open_nursery() as nursery:
@@ -32,9 +39,10 @@ class CancelOnDisconnect:
                 async with arrived:
                     while (message := await receive())["type"] != "http.disconnect":
                         await arrived.send(message)
-                scope[DISCONNECTED] = True
-                nursery.cancel_scope.cancel("the client disconnected")
+                if not answered:  # servers tell the end of an exchange in the same way
+                    scope[DISCONNECTED] = True
+                    nursery.cancel_scope.cancel("the client disconnected")
 
             nursery.start_soon(watch)
-            await self._app(scope, messages.receive, send)
+            await self._app(scope, messages.receive, noted)
             nursery.cancel_scope.cancel("the response is complete")

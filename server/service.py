@@ -113,7 +113,8 @@ class Service:
             raise api_error(error, began=bool(record.step)) from error
         except trio.Cancelled:
             record.end("cancelled")
-            await self._see_it_end(engine, request.request_id)
+            with trio.move_on_after(ABORT_PATIENCE, shield=True):
+                await self._see_it_end(engine, request.request_id)
             raise
         finally:
             if not record.ended:
@@ -124,9 +125,8 @@ class Service:
     async def _see_it_end(self, engine: DiffusionEngine, request_id: str) -> None:
         """Measure how long the worker takes to let go of what nobody wants any more."""
         left = trio.current_time()
-        with trio.move_on_after(ABORT_PATIENCE, shield=True):
-            await engine.abort(request_id)
-            self.metrics.abort_seconds.observe(trio.current_time() - left)
+        await engine.abort(request_id)
+        self.metrics.abort_seconds.observe(trio.current_time() - left)
 
     def pictures_of(self, result: DiffusionResult) -> list[bytes]:
         """Return the pictures of a result, having counted it, and learnt from it when a place may

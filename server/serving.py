@@ -74,7 +74,9 @@ async def serve(
     service: Service = app.state.service
     stop = trio.Event() if stop is None else stop
     listener = open_listener(service.config) if listener is None else listener
-    await _Server(app, service, listener).run(stop, task_status)
+    server = _Server(app, service, listener)
+    task_status.started(url_of(listener))  # the kernel takes connections from here on
+    await server.run(stop)
 
 
 class _Server:
@@ -83,17 +85,16 @@ class _Server:
     def __init__(self, app: FastAPI, service: Service, listener: socket.socket) -> None:
         self._app = ASGIWrapper(app)  # type: ignore[arg-type]
         self._service = service
-        self._url = url_of(listener)
         self._listener = _LimitedListener(listener, service.config.max_connections)
         self._hypercorn = _hypercorn_config(service.config)
         self._context = WorkerContext(None)
         self._streams: set[trio.SocketStream] = set()
         self._changed = trio.Event()
 
-    async def run(self, stop: trio.Event, task_status: trio.TaskStatus[str]) -> None:
+    async def run(self, stop: trio.Event) -> None:
         async with trio.open_nursery() as connections:
             try:
-                await self._accept(connections, stop, task_status)
+                await self._accept(connections, stop)
                 self._service.draining = True
                 await self._context.terminated.set()
                 with trio.move_on_after(self._service.config.shutdown_grace_s):
@@ -103,23 +104,20 @@ class _Server:
                     stream.socket.close()
                 connections.cancel_scope.cancel("the server stops")
 
-    async def _accept(
-        self, connections: trio.Nursery, stop: trio.Event, task_status: trio.TaskStatus[str]
-    ) -> None:
+    async def _accept(self, connections: trio.Nursery, stop: trio.Event) -> None:
         accept = functools.partial(
             trio.serve_listeners, self._connection, [self._listener], handler_nursery=connections
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._service.metrics.watch_lag)
-            await nursery.start(accept)
-            task_status.started(self._url)
+            nursery.start_soon(accept)
             await stop.wait()
             nursery.cancel_scope.cancel("the server stops")
 
     async def _connection(self, stream: trio.SocketStream) -> None:
         self._streams.add(stream)
         try:
-            await TCPServer(
+            await _Connection(
                 self._app,
                 self._hypercorn,
                 self._context,
@@ -138,6 +136,16 @@ class _Server:
         while self._streams:
             self._changed = trio.Event()
             await self._changed.wait()
+
+
+class _Connection(TCPServer):
+    """One connection."""
+
+    async def _read_data(self) -> None:
+        """Read until the client has gone; without this, its idle timer would go on, and with it the
+        connection."""
+        await super()._read_data()
+        await self.idle_task.stop()
 
 
 class _LimitedListener(trio.abc.Listener[trio.SocketStream]):

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import trio
 from fastapi import FastAPI
 from PIL import Image
 
 from sidestream.engine import DiffusionEngine
 from sidestream.server import ServerConfig, create_app, serve
+from sidestream.server.serving import open_listener, url_of
 
 GENERATIONS = "/v1/images/generations"
 EDITS = "/v1/images/edits"
@@ -24,47 +25,47 @@ EDITS = "/v1/images/edits"
 @asynccontextmanager
 async def asgi_client(
     engine: DiffusionEngine | None, **settings: Any
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[httpx2.AsyncClient]:
     """Offer a client that calls an app without a socket between them."""
     async with client_of(create_app(engine, ServerConfig(**settings))) as client:
         yield client
 
 
 @asynccontextmanager
-async def client_of(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
     """Offer a client of an app."""
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
 
 @asynccontextmanager
 async def served(engine: DiffusionEngine | None, **settings: Any) -> AsyncIterator[Served]:
     """Serve an engine on a free port, and stop in order at the end."""
-    app = create_app(engine, ServerConfig(**{"port": 0, "shutdown_grace_s": 0.0, **settings}))
-    stop = trio.Event()
+    config = ServerConfig(**{"port": 0, "shutdown_grace_s": 0.0, **settings})
+    listener = open_listener(config)
+    server = Served(create_app(engine, config), url_of(listener))
+
+    async def run() -> None:
+        await serve(server.app, stop=server.stop, listener=listener)
+        server.ended.set()
+
     async with trio.open_nursery() as nursery:
-
-        async def run(task_status: trio.TaskStatus[str]) -> None:
-            await serve(app, stop=stop, task_status=task_status)
-            server.ended.set()
-
-        server = Served(app, stop)
-        server.url = await nursery.start(run)
+        nursery.start_soon(run)
         try:
             yield server
         finally:
-            stop.set()
+            server.stop.set()
 
 
 class Served:
     """A server that runs."""
 
-    def __init__(self, app: FastAPI, stop: trio.Event) -> None:
+    def __init__(self, app: FastAPI, url: str) -> None:
         self.app = app
-        self.stop = stop
+        self.url = url
+        self.stop = trio.Event()
         self.ended = trio.Event()
-        self.url = ""
 
     @property
     def port(self) -> int:
