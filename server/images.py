@@ -17,14 +17,21 @@ from .errors import ApiError
 from .event_stream import ImageEventStream
 from .limits import make_request
 from .metrics import phases_of
-from .schemas import IMAGE_ERRORS, EditParams, GenerationParams, ImageParams, ImagesAnswer
+from .schemas import (
+    IMAGE_ERRORS,
+    EditParams,
+    GenerationParams,
+    ImageParams,
+    ImagesAnswer,
+    ServerSentEvent,
+)
 from .service import Service
 from .uploads import read_picture, repaint_mask
 
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ImagesAnswer,
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": ServerSentEvent.model_json_schema()}},
         "description": "The pictures; with `stream`, as server-sent events.",
     },
     **IMAGE_ERRORS,

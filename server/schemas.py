@@ -114,6 +114,13 @@ class ImagesAnswer(BaseModel):
     timings: dict[str, float] = Field(description="Seconds of each phase.")
 
 
+class ServerSentEvent(BaseModel):
+    """An event of an answer with `stream`."""
+
+    event: str = Field(description="`image_generation.partial_image`, `.completed`, or `error`.")
+    data: str = Field(description="A JSON object with `type` and `b64_json`, or `error`.")
+
+
 class RequestStatus(BaseModel):
     """What is known of a request."""
 
