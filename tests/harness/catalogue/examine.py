@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
-import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-
-from sidestream.workers.lanes import Lane
 from sidestream.workers.model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
-from sidestream.workers.outputs import tensors_of
 from sidestream.workers.platform import CpuPlatform
 
+from .alone import Alone
+from .compare import Tensors, distance, duplicate, identical, plain, precision, rounded
 from .entry import Entry
 
 REQUESTS = 3
 CLOSE = 1e-4  # how far merging may move a result, relative to its largest value
 MAX_TICKS = 1000
 NOISE_MARGIN = 8.0  # or so much more than the rounding of one denoiser output moves it
-
-Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -65,7 +57,15 @@ def examine(entry: Entry, requests: int = REQUESTS) -> Report:
     except Exception as error:
         report.broken = f"{type(error).__name__}: {error}"
         return report
-    examination = Examination(entry, pipeline, expected, report)
+    try:
+        _examine(Examination(entry, pipeline, expected, report), report)
+    except Exception as error:
+        report.faults.append(f"the runner failed: {type(error).__name__}: {error}")
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _examine(examination: Examination, report: Report) -> None:
     examination.alone()
     if not report.faults:
         examination.interleaved()
@@ -73,35 +73,6 @@ def examine(entry: Entry, requests: int = REQUESTS) -> Report:
         examination.cancelled()
         examination.merged()
         examination.stepped()
-    report.seconds = time.perf_counter() - start
-    return report
-
-
-def plain(pipeline: Any, call: dict[str, Any], seed: int) -> Tensors:
-    """Call a copy of the pipeline as its own documentation says."""
-    pipeline = duplicate(pipeline)
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    latent = call.get("output_type") == "latent"
-    with torch.no_grad():
-        return tensors_of(pipeline(**call), latent=latent)
-
-
-def duplicate(pipeline: Any) -> Any:
-    """Return a copy that shares nothing with a pipeline."""
-    # weights under weight normalisation are computed ones, which `copy` refuses
-    with torch.no_grad():
-        for module in filter(_is_module, vars(pipeline).values()):
-            for part in module.modules():
-                for name, value in vars(part).items():
-                    if isinstance(value, torch.Tensor) and not value.is_leaf:
-                        setattr(part, name, value.detach())
-    return copy.deepcopy(pipeline)
-
-
-def _is_module(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module)
 
 
 class Examination:
@@ -160,13 +131,15 @@ class Examination:
         self._compare("probing", self._requests(), runner, exact=False)
         self._compare("probing", self._requests(), runner, exact=False)
         before = runner.statistics()
-        alone = _calls_alone(runner)
+        alone = Alone(runner)
         self._compare("merged", self._requests(), runner, exact=False)
         after = runner.statistics()
         self._report.calls = after["calls"] - before["calls"]
         self._report.merged = after["merged_calls"] - before["merged_calls"]
         refused = {plan["component"]: plan["reason"] for plan in after["refused"]}
-        self._report.unmerged = {path: refused.get(path, why) for path, why in alone.items()}
+        self._report.unmerged = {
+            path: refused.get(path, why) for path, why in alone.reasons().items()
+        }
 
     def stepped(self) -> None:
         """All requests in step mode: they arrive one by one and are passed over now and then."""
@@ -242,7 +215,7 @@ class Examination:
             return
         self._report.distance = max(self._report.distance, apart)
         steps = index if all_expected is not self._expected else 0
-        if apart > max(CLOSE, _eps(expected)) and not apart <= NOISE_MARGIN * self._noise(
+        if apart > max(CLOSE, precision(expected)) and not apart <= NOISE_MARGIN * self._noise(
             index, steps, expected
         ):
             self._fault(way, f"request {index} differs by {apart:.1e}")
@@ -250,7 +223,7 @@ class Examination:
     def _noise(self, index: int, steps: int, expected: Tensors) -> float:
         """Return how far the rounding of every component's output moves the plain result."""
         pipeline = duplicate(self._pipeline)
-        with _rounded(pipeline):
+        with rounded(pipeline):
             call = self._entry.call(index, steps)
             return distance(plain(pipeline, call, index), expected)
 
@@ -258,23 +231,6 @@ class Examination:
         text = f"{way}: {what}"
         if text not in self._report.faults:
             self._report.faults.append(text)
-
-
-def _calls_alone(runner: DiffusionModelRunner) -> dict[str, str]:
-    """Note from now on which components are called for one request alone, and why."""
-    noted: dict[str, str] = {}
-    execute = runner._batcher._execute
-
-    def noting(lane: Lane) -> Any:
-        noted[lane.pending.path] = (
-            "has to run alone: nothing in it looks like a batch, or it computes gradients"
-            if lane.offer is None
-            else "its calls differ in shapes (length of the prompt) or settings, or have no partner"
-        )
-        return execute(lane)
-
-    runner._batcher._execute = noting
-    return noted
 
 
 def _run_steps(
@@ -322,28 +278,6 @@ class Outputs:
         self.ended[output.request_id] = output
 
 
-def identical(a: Tensors, b: Tensors) -> bool:
-    """Whether two results are the same bit for bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def _eps(tensors: Tensors) -> float:
-    """Return the rounding of the coarsest type among the tensors."""
-    kinds = {one.dtype for one in tensors.values() if one.is_floating_point()}
-    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
-
-
-def distance(a: Tensors, b: Tensors) -> float:
-    """Return the largest difference, relative to the largest value."""
-    if a.keys() != b.keys() or any(a[name].shape != b[name].shape for name in a):
-        return math.inf
-    pairs = [(a[name].double(), b[name].double()) for name in a if a[name].numel()]
-    return max(
-        (float((x - y).abs().max()) / max(1e-9, float(y.abs().max())) for x, y in pairs),
-        default=0.0,
-    )
-
-
 def _check_expected(expected: Sequence[Tensors]) -> None:
     for tensors in expected:
         for name, tensor in tensors.items():
@@ -351,32 +285,3 @@ def _check_expected(expected: Sequence[Tensors]) -> None:
                 raise ValueError(f"{name} is not finite")
     if distance(expected[0], expected[1]) < 1e-3:
         raise ValueError("the results of two requests are equal")
-
-
-@contextlib.contextmanager
-def _rounded(pipeline: Any) -> Iterator[None]:
-    """Disturb the output of every layer by one rounding."""
-    noise = torch.Generator().manual_seed(0)
-
-    def disturb(module: Any, args: Any, result: Any) -> Any:
-        return _disturbed(result, noise)
-
-    modules = filter(_is_module, vars(pipeline).values())
-    parts = {id(part): part for module in modules for part in module.modules()}
-    handles = [part.register_forward_hook(disturb) for part in parts.values()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _disturbed(value: Any, noise: torch.Generator) -> Any:
-    if isinstance(value, dict) and value:
-        return type(value)(**{name: _disturbed(part, noise) for name, part in value.items()})
-    if type(value) in (list, tuple):
-        return type(value)(_disturbed(part, noise) for part in value)
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-        return value
-    signs = torch.randint(0, 2, value.shape, generator=noise) * 2 - 1
-    return value * (1 + signs * torch.finfo(value.dtype).eps)

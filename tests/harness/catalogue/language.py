@@ -262,18 +262,10 @@ ENTRIES: list[Entry] = [
     ),
     entry("Kandinsky5T2VPipeline", KANDINSKY5, **SIZED, num_frames=5, max_sequence_length=512),
     entry(
-        "Kandinsky5I2VPipeline",
-        KANDINSKY5 | {"transformer": partial(kandinsky5, visual_cond=True)},
-        **SIZED,
-        image=pictures(),
-        num_frames=5,
-        max_sequence_length=64,
-    ),
-    entry(
         "Kandinsky5T2IPipeline",
         KANDINSKY5_IMAGE,
         **SIZED,
-        max_sequence_length=512,
+        max_sequence_length=1024,
         output_type="latent",
     ),
     entry(

@@ -169,7 +169,7 @@ def depth_estimator() -> Any:
 
 
 EASY = {
-    "transformer": video.easy_animate,
+    "transformer": partial(video.easy_animate, text_embed_dim=16),
     "vae": video.magvit,
     "text_encoder": parts.qwen_vl,
     "tokenizer": parts.chat_tokenizer,
@@ -218,7 +218,7 @@ ENTRIES: list[Entry] = [
         "PRXPipeline",
         {
             "transformer": prx,
-            "vae": parts.vae,
+            "vae": parts.flow_vae,
             "text_encoder": t5gemma_encoder,
             "tokenizer": partial(parts.word_tokenizer, 256),
             "scheduler": parts.flow_scheduler,
@@ -265,5 +265,5 @@ ENTRIES: list[Entry] = [
         num_inference_steps=2,
         inpaint_strength=1.0,
     ),
-    entry("EasyAnimatePipeline", EASY, **SIZED, num_frames=5),
+    entry("EasyAnimatePipeline", EASY, **SIZED, negative_prompt="old", num_frames=5),
 ]

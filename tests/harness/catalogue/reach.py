@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-_NO_IMAGES = "it returns text or other things than tensors"
 _TWO = "two calls that share state on the pipeline object: `invert`, then the edit"
 _OLD = "it does not run with this version of transformers"
+_TORCHVISION = "its transformer needs torchvision, which is not among the dependencies"
 
 OUT_OF_REACH: dict[str, str] = {
-    "DiffusionGemmaPipeline": _NO_IMAGES,
-    "LLaDA2Pipeline": _NO_IMAGES,
+    "Cosmos2TextToImagePipeline": _TORCHVISION,
+    "Cosmos2VideoToWorldPipeline": _TORCHVISION,
+    "CosmosTextToWorldPipeline": _TORCHVISION,
+    "CosmosVideoToWorldPipeline": _TORCHVISION,
     "I2VGenXLPipeline": f"{_OLD}: it reaches for `text_encoder.text_model`",
     "LEditsPPPipelineStableDiffusion": _TWO,
     "LEditsPPPipelineStableDiffusionXL": _TWO,
