@@ -108,8 +108,9 @@ class RequestStream:
         if mailbox.error is not None:
             return None
         if mailbox.chunks:
-            index, tensors = mailbox.chunks.popleft()
+            index, tensors = mailbox.chunks[0]
             outputs = await self._host_stage(self._claim, tensors)
+            mailbox.chunks.popleft()  # not before: a wait that is cancelled can be repeated
             return Chunk(self.request_id, index, outputs)
         if mailbox.preview is not None and not mailbox.delivered:
             (step, picture), mailbox.preview = mailbox.preview, None
@@ -134,9 +135,9 @@ class RequestStream:
     async def _finish(self) -> DiffusionResult | None:
         claim = self._claim
         began = time.monotonic_ns()
-        tensors = claim.output.tensors()
+        # Dropped afterwards: who waits for a while only, and is cancelled here, may ask again.
+        outputs = await self._host_stage(claim, claim.output.tensors())
         claim.output.drop()
-        outputs = await self._host_stage(claim, tensors)
         self._check_deadline()
         timings = _timings(claim, began)
         return DiffusionResult(self.request_id, outputs, claim.prepared.seeds[0], timings)

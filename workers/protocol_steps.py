@@ -1,5 +1,6 @@
 """Step mode for pipelines that implement the step protocol."""
 
+import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -74,6 +75,8 @@ class ProtocolSteps:
         self._pipeline.prepare_encode(state)
         if state.total is None:
             raise ValueError("prepare_encode has to set the total number of steps")
+        state.total = operator.index(state.total)
+        hash(state.batch_key)  # an error here is this request's alone
 
     def _denoise(self, states: Sequence[StepRequestState]) -> None:
         """Make one step of requests that share a call; if the call fails, of each alone."""

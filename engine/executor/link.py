@@ -37,10 +37,13 @@ ms."""
 
 
 def cancel_slots_for(config: EngineConfig) -> int:
-    """Return how many requests a worker can hold at a time: those of its waves, and those whose
-    output is under way."""
-    in_waves = config.max_num_seqs * config.dispatch_depth
-    return 2 * in_waves + config.max_pending_outputs
+    """Return how many requests a worker can hold at a time, with room for one more wave.
+
+    In step mode these are twice `max_num_seqs` that run or are preempted, as many that their
+    callers have left since the last tick began, and those that start or end in ticks under way.
+    """
+    in_flight = config.max_num_seqs * config.dispatch_depth
+    return 5 * config.max_num_seqs + 2 * in_flight + config.max_pending_outputs
 
 
 def layout_for(config: EngineConfig) -> SegmentLayout:

@@ -301,3 +301,69 @@ async def test_a_tick_tells_of_its_own_requests_only(autojump_clock, nursery):
         error = await outcomes.of("a")
         assert isinstance(error, EngineDeadError)
         assert isinstance(error.__cause__, ProtocolError)
+
+
+async def test_slots_suffice_for_all_that_a_worker_may_hold(autojump_clock, nursery):
+    """Those that run, those that gave way, and those that were left, before a tick ends."""
+    settings = {"dispatch_depth": 1, "max_pending_outputs": 1}
+    async with open_fake(**STEP, **settings) as (engine, executor):
+        scopes = []
+        for priority in (0, 1):
+            for _ in range(2):
+                scopes.append(trio.CancelScope())
+                nursery.start_soon(run_in, scopes[-1], engine, priority)
+            await settled()
+            (await executor.next_tick()).done()
+            await settled()
+        assert engine.statistics().preempted == 2
+        for scope in scopes:
+            scope.cancel()
+        await settled()
+        nursery.start_soon(run_in, trio.CancelScope(), engine, 2)
+        await settled()
+        for tick in executor.ticks[2:]:
+            tick.done()
+            await settled()
+        assert any(job.data.seeds == (2,) for tick in executor.ticks for job in tick.scheduled)
+        nursery.cancel_scope.cancel()
+
+
+async def run_in(scope, engine, priority):
+    with scope:
+        await engine.generate(raw(seed=priority, priority=priority, num_inference_steps=9))
+
+
+async def test_who_polls_with_a_timeout_misses_nothing(nursery):
+    """The conversion of a chunk, and of the output, is cancelled and asked for again."""
+    wanted = {"streaming_output": True, "output_type": "np", "num_inference_steps": 9}
+    async with (
+        open_fake(**STEP, postprocess_threads=1) as (engine, executor),
+        engine.stream("a", **wanted) as events,
+    ):
+        (job,) = (await executor.next_tick()).scheduled
+        image = np.zeros((1, 3, 4, 4), np.float32)
+        job.chunk(piece_of(executor.payloads, "images", image), index=0)
+        job.compute_done()
+        job.output_ready(piece_of(executor.payloads, "images", image))
+        await settled()
+        for kind in (Chunk, Completed):
+            await cancel_in_conversion(engine, events, kind)
+            event = await anext(events)
+            assert isinstance(event, kind)
+        assert event.result.output.shape == (4, 4, 3)
+
+
+async def cancel_in_conversion(engine, events, kind):
+    """Ask for events until one has to be converted; have it wait for a thread, and give up."""
+    threads = engine._host_stage._threads
+    async with threads, trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            nursery.start_soon(cancel_when_settled, scope)
+            while not isinstance(await anext(events), kind):
+                pass
+        assert scope.cancelled_caught
+
+
+async def cancel_when_settled(scope):
+    await settled()
+    scope.cancel()

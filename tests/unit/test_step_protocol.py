@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -195,6 +196,8 @@ def test_a_request_that_waits_is_cancelled_in_the_next_tick():
     [
         (lambda p: setattr(p, "prepare_encode", lambda state: None), "total number of steps"),
         (lambda p: setattr(p, "denoise_step", lambda batch: []), "0 predictions for 1 request"),
+        (lambda p: preparing(p, total=4.0), "cannot be interpreted as an integer"),
+        (lambda p: preparing(p, batch_key=[8]), "unhashable type"),
     ],
 )
 def test_a_pipeline_that_breaks_the_protocol_is_told_so(spoil, message):
@@ -202,6 +205,27 @@ def test_a_pipeline_that_breaks_the_protocol_is_told_so(spoil, message):
     spoil(pipeline)
     events, _ = step_through(runner_of(pipeline), [request("a")])
     assert message in events.outputs["a"].error
+
+
+def preparing(pipeline, **fields):
+    """Let a pipeline set something else in `prepare_encode`."""
+    prepare = pipeline.prepare_encode
+
+    def changed(state):
+        prepare(state)
+        for name, value in fields.items():
+            setattr(state, name, value)
+
+    pipeline.prepare_encode = changed
+
+
+def test_a_number_of_steps_may_be_of_another_library():
+    pipeline = Halving()
+    preparing(pipeline, total=np.int64(2))
+    runner, events = runner_of(pipeline), Events()
+    (progress,) = runner.execute_stepwise([request("a")], ["a"], events)
+    assert progress == ("a", 1, 2)
+    assert type(progress[2]) is int
 
 
 def test_an_error_of_the_listener_is_not_the_requests():

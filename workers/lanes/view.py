@@ -3,6 +3,7 @@
 import copy
 import types
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -84,8 +85,8 @@ def total_steps(pipeline: Any, observers: Sequence[StepObserver]) -> int | None:
     totals = [observer.total for observer in observers if observer.steps]
     if len(totals) == 1 and observers[0].steps:
         # some pipelines skip the first of the scheduler's time steps, and say so here
-        own: int | None = getattr(pipeline, "_num_timesteps", None)
-        return own if own is not None else totals[0]
+        own = getattr(pipeline, "_num_timesteps", None)
+        return int(own) if isinstance(own, Integral) else totals[0]
     return sum(total or 0 for total in totals) or None
 
 
