@@ -63,7 +63,7 @@ class ProtocolSteps:
         for state in states:
             if state.total is None:
                 self._attempt(state, self._prepare)
-        for batch in _batches(states):
+        for batch in _batches(state for state in states if state.request_id in self._states):
             self._denoise(batch)
         for state in states:
             if state.total is not None and state.step >= state.total:

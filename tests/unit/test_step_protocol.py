@@ -197,7 +197,7 @@ def test_a_request_that_waits_is_cancelled_in_the_next_tick():
         (lambda p: setattr(p, "prepare_encode", lambda state: None), "total number of steps"),
         (lambda p: setattr(p, "denoise_step", lambda batch: []), "0 predictions for 1 request"),
         (lambda p: preparing(p, total=4.0), "cannot be interpreted as an integer"),
-        (lambda p: preparing(p, batch_key=[8]), "unhashable type"),
+        (lambda p: preparing(p, batch_key=[8]), "unhashable"),
     ],
 )
 def test_a_pipeline_that_breaks_the_protocol_is_told_so(spoil, message):
