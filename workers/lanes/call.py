@@ -7,7 +7,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import nn
+
+from .structure import parts_of
 
 Arguments = dict[Any, Any]  # by name, or by position where there is none
 
@@ -97,6 +100,11 @@ class Offer(NamedTuple):
     signature: Any
     arguments: Arguments
     rows: int
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of all tensors among the arguments, without their first dimensions."""
+        parts = parts_of(self.arguments)
+        return [tuple(part.shape[1:]) for part in parts if isinstance(part, torch.Tensor)]
 
 
 class Executor(Protocol):

@@ -183,10 +183,20 @@ class Lane:
         """Look again at what the pending call could be merged with: modules may have changed."""
         self._offer, self._offered = None, False
 
-    def may_come_to(self, signature: Any) -> bool:
-        """Whether the lane may make a call of this signature: it has, or has not come that far."""
-        seen = self._visited.get(signature[:2])
-        return seen is None or signature in seen
+    def may_come_to(self, offer: Offer) -> bool:
+        """Whether the lane may make a call like this: it has made one, or has not come that far.
+
+        A lane that is about to call the component for the first time, with other shapes, has come
+        that far: its prompt has another length.
+        """
+        where = offer.signature[:2]
+        seen = self._visited.get(where)
+        if seen is not None:
+            return offer.signature in seen
+        own = self.offer
+        if own is None or own.signature[:2] != where:
+            return True
+        return own.shapes() == offer.shapes()
 
     # ------------------------------------------------------------------ inside the lane
 

@@ -77,8 +77,8 @@ def _urgency(group: Sequence[Lane]) -> tuple[int, int]:
 
 def _worth_holding(group: Sequence[Lane], first: Sequence[Lane]) -> bool:
     """Whether lanes of `first` are likely to come to the call that `group` waits for."""
-    lane = group[0]
-    if lane.offer is None or any(member.waited >= PATIENCE for member in group):
+    lane, offer = group[0], group[0].offer
+    if offer is None or any(member.waited >= PATIENCE for member in group):
         return False
     finishing = lane.steps > 0 and not lane.at_denoiser
-    return not finishing and any(other.may_come_to(lane.offer.signature) for other in first)
+    return not finishing and any(other.may_come_to(offer) for other in first)
