@@ -40,7 +40,6 @@ def open_listener(config: ServerConfig) -> socket.socket:
     listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     milliseconds = int(config.stalled_client_s * 1000)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
