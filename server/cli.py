@@ -147,11 +147,11 @@ async def run_server(engine_config: EngineConfig, server_config: ServerConfig) -
         try:
             async with open_engine(engine_config) as engine:
                 service.engine = engine
-                announce(url_of(listener), service.model_name)
+                announce(url_of(listener), service)
                 failure = await engine.wait_dead()
         except SidestreamError as error:
             failure = error
-        nursery.cancel_scope.cancel("the engine has ended")
+        stop.set()  # those who waited for the engine are still told that it has gone
     if failure is not None:
         raise failure
 
@@ -171,10 +171,12 @@ async def _watch_signals(
             stop.set()
 
 
-def announce(url: str, model: str) -> None:
+def announce(url: str, service: Service) -> None:
     """Say that the server is ready, and how to use it."""
-    click.echo(f"sidestream serves {model} at {url}")
+    key = " -H 'Authorization: Bearer KEY'" if service.config.api_keys else ""
+    click.echo(f"sidestream serves {service.model_name} at {url}")
     click.echo(
-        f"  curl {url}/v1/images/generations -H 'Content-Type: application/json'"
-        ' -d \'{"prompt": "a large red circle"}\''
+        f"  curl {url}/v1/images/generations -H 'Content-Type: application/json'{key}"
+        """ -d '{"prompt": "a large red circle"}'"""
+        " | jq -r '.data[0].b64_json' | base64 -d > picture.png"
     )

@@ -118,7 +118,7 @@ class Service:
             raise
         finally:
             if not record.ended:
-                record.end("cancelled")
+                record.end("failed")
             self.requests.close(record)
             self.metrics.outcomes.labels(record.state).inc()
 

@@ -155,12 +155,15 @@ def test_it_answers_probes_while_the_engine_starts():
         assert process.end()[0] == 0
 
 
-def test_it_ends_with_its_engine():
-    with serving(*MODEL, *QUICK, "--port", "0", "--executor", "mp") as process:
-        url_told_by(process)
+def test_it_ends_with_its_engine_and_those_who_wait_are_told():
+    answers = []
+    with serving(*MODEL, *LONG, "--port", "0", "--executor", "mp") as process:
+        thread = in_background(url_told_by(process), answers)
         (worker,) = psutil.Process(process.pid).children()
         worker.kill()
         code, errors = process.end()
+    thread.join(PATIENCE)
+    assert answers == [503]
     assert code == 1
     assert "the engine is dead" in errors.splitlines()[-1]
 
