@@ -172,7 +172,7 @@ async def test_without_an_engine_there_is_503():
 
 # -- keys
 
-WRONG_KEYS = (None, "", "first-key", "Basic first-key", "Bearer", "Bearer x", "Bearer \xff")
+WRONG_KEYS = (None, "", "first-key", "Basic first-key", "Bearer", "Bearer first-ke", "Bearer \xff")
 
 
 async def test_a_key_is_asked_for_everywhere_but_at_probes():
