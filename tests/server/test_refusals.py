@@ -83,6 +83,36 @@ async def test_what_is_no_json_is_refused():
         assert_error(await client.post(EDITS, content=b"--b\r\n", headers=headers), 400)
 
 
+ODD = (
+    r'{"prompt": "x", "\ud800": 1}',
+    r'{"prompt": "\ud800"}',
+    r'{"prompt": "x", "model": "\ud800"}',
+    '{"prompt": "x", "guidance_scale": NaN}',
+    '{"prompt": "x", "guidance_scale": 1e999}',
+    '{"prompt": "x", "n": 1e30}',
+    '{"prompt": "x", "n": ' + "9" * 5000 + "}",
+    '{"prompt": "x", "a": ' + '{"a":' * 2000 + "1" + "}" * 2001,
+    '{"prompt": "x", "' + "k" * 100_000 + '": 1}',
+    '{"prompt": "x", "seed": 9223372036854775807, "n": 2}',
+)
+
+
+async def test_odd_json_is_the_fault_of_the_client():
+    async with open_engine(painting("uni")) as engine, asgi_client(engine) as client:
+        headers = {"Content-Type": "application/json"}
+        for content in ODD:
+            answer = await client.post(GENERATIONS, content=content.encode(), headers=headers)
+            assert answer.status_code in (400, 404, 422), answer.text
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_odd_names_are_not_found():
+    async with open_engine(painting("uni")) as engine, asgi_client(engine) as client:
+        for name in ("%ff", "%ED%A0%80", "%00", "..%2f..%2fetc%2fpasswd"):
+            for kind in ("requests", "models"):
+                assert_error(await client.get(f"/v1/{kind}/{name}"), 404)
+
+
 async def test_there_is_no_other_route_or_method():
     async with asgi_client(None) as client:
         assert_error(await client.get("/v1/nothing"), 404)

@@ -200,6 +200,24 @@ async def test_a_head_has_a_limit():
             assert b" 431 " in await rest_of(connection)
 
 
+async def test_what_is_no_http_is_refused():
+    with trio.fail_after(PATIENCE):
+        async with served(None) as server:
+            for head in (
+                b"no http at all\r\n\r\n",
+                b"GET /livez HTTP/1.1\r\n\r\n",
+                b"GET /livez HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+                b"GET /livez HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+                b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+            ):
+                async with await server.connect() as connection:
+                    await connection.send_all(head)
+                    assert b" 400 " in await rest_of(connection)
+            async with await server.connect() as connection:
+                await connection.send_all(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert b" 200 " in await head_of(connection)
+
+
 async def test_connections_beyond_the_limit_wait():
     with trio.fail_after(PATIENCE):
         async with served(None, max_connections=2) as server:
