@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +24,10 @@ from .errors import ApiError, api_error, busy, unavailable
 from .metrics import Metrics
 from .tracking import NotedEvents, RequestBook
 
+logger = logging.getLogger("sidestream.server")
+
 LONGEST_RETRY = 60
+"""Seconds; nobody is told to stay away for longer."""
 ABORT_PATIENCE = 30.0
 """How long a handler waits for the worker to let go of a request that its client has left, s."""
 
@@ -110,8 +114,13 @@ class Service:
                 yield NotedEvents(events, record)
         except SidestreamError as error:
             record.end("cancelled" if isinstance(error, RequestAborted) else "failed")
-            raise api_error(error, began=bool(record.step)) from error
+            answer = api_error(error, began=bool(record.step))
+            if answer.status_code == 500:  # the client is not told what is in the traceback
+                logger.error("request %s failed", request.request_id, exc_info=error)
+            raise answer from error
         except trio.Cancelled:
+            if record.ended:  # what is lost is only the sending
+                raise
             record.end("cancelled")
             with trio.move_on_after(ABORT_PATIENCE, shield=True):
                 await self._see_it_end(engine, request.request_id)

@@ -142,13 +142,14 @@ async def test_a_model_that_makes_no_pictures_says_so():
         assert_error(await client.post(GENERATIONS, json={"prompt": "x"}), 422)
 
 
-async def test_a_failing_pipeline_is_not_to_be_tried_again():
+async def test_a_failing_pipeline_is_not_to_be_tried_again(caplog):
     config = painting("uni", options={"steps": 3, "fail_at_step": 1})
     async with open_engine(config) as engine, asgi_client(engine) as client:
         answer = await client.post(GENERATIONS, json={"prompt": "fail", "request_id": "a"})
         assert_error(answer, 500, code="failed")
         assert answer.headers["x-should-retry"] == "false"
-        assert "Traceback" not in answer.text
+        assert "synthetic" not in answer.text
+        assert "RuntimeError: synthetic failure at step 1" in caplog.text, "the worker's traceback"
         assert (await client.get("/v1/requests/a")).json()["state"] == "failed"
 
 
