@@ -105,7 +105,8 @@ def _streams(sampling: SamplingParams, capabilities: Capabilities, config: Engin
         raise RequestError("preview_steps and preview_every exclude each other")
     if previews and not capabilities.get("previews", False):
         raise RequestError(
-            f"{previews[0]} must be 0: there is no way to show {capabilities['pipeline']}'s latents"
+            f"there is no way to show {capabilities['pipeline']}'s latents, so no previews"
+            f" ({previews[0]} must be 0)"
         )
     if sampling.streaming_output is None:
         return config.streaming_output and bool(capabilities.get("chunks", False))

@@ -195,8 +195,9 @@ def imported(setting: str, path: str) -> type:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{setting} {path!r} cannot be imported: {error}") from error
+    except Exception as error:  # importing runs other people's code
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{setting} {path!r} cannot be imported: {reason}") from error
     if not isinstance(found, type):
         raise ConfigError(f"{setting} {path!r} is not a class")
     return found

@@ -4,6 +4,7 @@ executor."""
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,6 +23,7 @@ from .errors import (
     EngineClosedError,
     EngineDeadError,
     ExecutionError,
+    SidestreamError,
     WorkerDiedError,
 )
 from .executor import DiffusionExecutor, cancel_slots_for
@@ -34,6 +36,8 @@ from .sched import DiffusionSchedulerOutput, make_scheduler
 from .signals import Signal
 from .statistics import EngineStatistics, engine_statistics
 from .stream import RequestStream
+
+logger = logging.getLogger("sidestream")
 
 CONVERTED_INLINE = 1 << 20
 """Bytes of input arrays from which a thread prepares a request: pictures are copied out of PIL, and
@@ -71,7 +75,8 @@ class DiffusionEngine:
         self._calls: set[trio.CancelScope] = set()
         self._started = False
         self._closing = False
-        self._closed = trio.Event()
+        self._close_lock = trio.Lock()
+        self._closed = False
 
     # -- requests
 
@@ -119,10 +124,10 @@ class DiffusionEngine:
         self.check_room()
         claim = self._admit(await self._prepare(request))
         try:
-            position = self._scheduler.queue_position(claim.request_id, claim.submitted) or 0
+            position = functools.partial(self.queue_position, claim.request_id)
             yield RequestStream(claim, position, self._host_stage.run)
         finally:
-            self._ledger.leave(claim)
+            self._leave(claim)
 
     async def _prepare(self, request: DiffusionRequest) -> PreparedRequest:
         if nbytes_of(request.sampling.extra_args) < CONVERTED_INLINE:
@@ -145,7 +150,19 @@ class DiffusionEngine:
 
     def _admit(self, prepared: PreparedRequest) -> Claim:
         self.check_room()
-        return self._ledger.admit(prepared, trio.current_time())
+        try:
+            return self._ledger.admit(prepared, trio.current_time())
+        except SidestreamError:
+            raise
+        except Exception as error:  # a scheduler of somebody else's
+            self._die(error)
+            raise self._as_told(error) from error
+
+    def _leave(self, claim: Claim) -> None:
+        try:
+            self._ledger.leave(claim)
+        except Exception as error:  # as above; the caller has its own outcome
+            self._die(error)
 
     async def abort(self, request_id: str) -> bool:
         """End a request from elsewhere; its caller gets `RequestAborted` at once.
@@ -258,10 +275,13 @@ class DiffusionEngine:
     async def close(self) -> None:
         """End every request, then the workers; those that were never ready are killed at once.
         Idempotent."""
-        if self._closing:
-            await self._closed.wait()
-            return
         self._closing = True
+        async with self._close_lock:  # whoever waited here, or comes after one who was cancelled
+            if not self._closed:
+                await self._close()
+                self._closed = True
+
+    async def _close(self) -> None:
         for claim in self._ledger:
             claim.mailbox.fail(EngineClosedError("the engine was closed"))
             if self._cause is None:
@@ -271,7 +291,6 @@ class DiffusionEngine:
         for claim in self._ledger:
             self._ledger.lose(claim, EngineClosedError("the engine was closed"))
         self._ledger.forget_ticks()
-        self._closed.set()
 
     @trio.lowlevel.enable_ki_protection
     async def _serve(self, loop: Callable[[], Awaitable[None]]) -> None:
@@ -288,18 +307,25 @@ class DiffusionEngine:
             return
         self._cause = cause
         for claim in self._ledger:
-            error: BaseException
-            if isinstance(cause, WorkerDiedError):
-                error = cause.again()
-            else:
-                error = EngineDeadError(f"the engine is dead: {cause!r}")
-                error.__cause__ = cause
-            claim.mailbox.fail(error)
-            self._ledger.abort(claim)  # a worker that still lives is to stop
-            self._ledger.lose(claim, error)
-        self._ledger.forget_ticks()
+            claim.mailbox.fail(self._as_told(cause))
         self._give_calls_up()
         self._dead.set()
+        for claim in self._ledger:
+            try:
+                self._ledger.abort(claim)  # a worker that still lives is to stop
+                self._ledger.lose(claim, cause)
+            except Exception:  # a scheduler of somebody else's, which may be the cause
+                logger.exception("request %r could not be ended in order", claim.request_id)
+                self._ledger.abandon(claim)
+        self._ledger.forget_ticks()
+
+    def _as_told(self, cause: BaseException) -> BaseException:
+        """Make the error that one waiter gets."""
+        if isinstance(cause, WorkerDiedError):
+            return cause.again()
+        error = EngineDeadError(f"the engine is dead: {cause!r}")
+        error.__cause__ = cause
+        return error
 
     def _give_calls_up(self) -> None:
         for call in self._calls:

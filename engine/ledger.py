@@ -177,6 +177,7 @@ class ClaimLedger:
         return DispatchedTick(new, [claim.async_output_id for claim in stepping])
 
     def _hand_over(self, claim: Claim, worker: int) -> DispatchedRequest:
+        transition(claim.state, ClaimEvent.DISPATCH)  # an error comes before a slot is taken
         claim.worker = worker
         claim.cancel_slot = self.loads[worker].free_slots.pop()
         self.apply(claim, ClaimEvent.DISPATCH)
@@ -195,6 +196,14 @@ class ClaimLedger:
         """End a request on somebody else's word."""
         claim.mailbox.fail(RequestAborted(f"request {claim.request_id!r} was aborted"))
         self.apply(claim, ClaimEvent.LEAVE)
+
+    def abandon(self, claim: Claim) -> None:
+        """Forget a request without asking anybody: the last resort at the engine's death."""
+        claim.output.drop()
+        claim.chunk.drop()
+        claim.state = ClaimState.CLOSED
+        if not claim.closed.is_set():
+            self._close(claim)
 
     def forget_ticks(self) -> None:
         """Expect no answer to the ticks under way: who would give them has gone."""

@@ -32,9 +32,11 @@ class RequestStream:
     Iteration ends after `Completed`. An error of the request is raised by the iteration.
     """
 
-    def __init__(self, claim: Claim, position: int, host_stage: HostStage) -> None:
+    def __init__(
+        self, claim: Claim, position: Callable[[], int | None], host_stage: HostStage
+    ) -> None:
         self._claim = claim
-        self._position: int | None = position
+        self._position: Callable[[], int | None] | None = position
         self._told_start = False
         self._told_progress: tuple[int, int | None] | None = None
         self._host_stage = host_stage
@@ -93,7 +95,7 @@ class RequestStream:
         mailbox = self._claim.mailbox
         if self._position is not None:
             position, self._position = self._position, None
-            return Queued(self.request_id, position)
+            return Queued(self.request_id, position() or 0)
         if mailbox.started_on is not None and not self._told_start:
             self._told_start = True
             return Started(self.request_id, mailbox.started_on)

@@ -13,6 +13,7 @@ from .requests import Progress, RunnerEvents, RunnerOutput, RunnerRequest
 from .step_protocol import InputBatch, StepPipeline, StepRequestState
 
 T = TypeVar("T")
+MOST_STEPS = 1_000_000
 
 
 class ProtocolSteps:
@@ -26,6 +27,7 @@ class ProtocolSteps:
         self._counts = batcher.counts
         self._endings = endings
         self._states: dict[str, StepRequestState] = {}
+        self._cancelled: dict[str, Callable[[], bool]] = {}
         self._events: RunnerEvents | None = None
 
     def tick(
@@ -42,17 +44,26 @@ class ProtocolSteps:
         if self._hub.poison is not None:
             for state in list(self._states.values()):
                 self._fail(state, self._hub.poison)
-        return [(state.request_id, state.step, state.total) for state in self._open(scheduled)]
+        return [(self._name(state), state.step, state.total) for state in self._open(scheduled)]
 
     def abandon(self) -> None:
         """End all open requests without a word."""
         self._states.clear()
+        self._cancelled.clear()
 
     def _take_on(self, request: RunnerRequest) -> None:
         name = request.request_id
         if name in self._states:
             raise ValueError(f"request {name!r} is open already")
         self._states[name] = StepRequestState(request.kwargs, name, cancelled=request.cancelled)
+        self._cancelled[name] = request.cancelled
+
+    def _is_open(self, state: StepRequestState) -> bool:
+        return any(state is other for other in self._states.values())
+
+    def _name(self, state: StepRequestState) -> str:
+        """Return the name of an open request, whatever the pipeline has written into its state."""
+        return next(name for name, other in self._states.items() if other is state)
 
     def _open(self, scheduled: Sequence[str]) -> list[StepRequestState]:
         return [self._states[name] for name in dict.fromkeys(scheduled) if name in self._states]
@@ -63,9 +74,9 @@ class ProtocolSteps:
         for state in states:
             if state.total is None:
                 self._attempt(state, self._prepare)
-        for batch in _batches(state for state in states if state.request_id in self._states):
+        for batch in _batches(filter(self._is_open, states)):
             self._denoise(batch)
-        for state in states:
+        for state in filter(self._is_open, states):
             if state.total is not None and state.step >= state.total:
                 output = self._attempt(state, self._decode)
                 if output is not None:
@@ -75,8 +86,7 @@ class ProtocolSteps:
         self._pipeline.prepare_encode(state)
         if state.total is None:
             raise ValueError("prepare_encode has to set the total number of steps")
-        state.total = operator.index(state.total)
-        hash(state.batch_key)  # an error here is this request's alone
+        _check(state)
 
     def _denoise(self, states: Sequence[StepRequestState]) -> None:
         """Make one step of requests that share a call; if the call fails, of each alone."""
@@ -115,22 +125,23 @@ class ProtocolSteps:
     def _apply(self, prediction: Any, state: StepRequestState) -> None:
         self._pipeline.step_scheduler(state, prediction)
         state.step += 1
+        _check(state)
 
     def _decode(self, state: StepRequestState) -> RunnerOutput:
         assert self._events is not None
-        self._events.on_progress(state.request_id, state.step, state.total)
+        self._events.on_progress(self._name(state), state.step, state.total)
         result = self._pipeline.post_decode(state)
         latent = state.kwargs.get("output_type") == "latent"
-        return self._endings.of_result(state.request_id, result, latent=latent)
+        return self._endings.of_result(self._name(state), result, latent=latent)
 
     # ------------------------------------------------------------------ ends
 
     def _goes_on(self, state: StepRequestState) -> bool:
         """Whether the next call of a request is to be made; if it was cancelled, end it."""
-        if state.request_id not in self._states or self._hub.poison is not None:
+        if not self._is_open(state) or self._hub.poison is not None:
             return False
-        if state.cancelled():
-            self._end(state, RunnerOutput(state.request_id, aborted=True))
+        if self._cancelled[self._name(state)]():
+            self._end(state, RunnerOutput(self._name(state), aborted=True))
             return False
         return True
 
@@ -146,12 +157,20 @@ class ProtocolSteps:
             return None
 
     def _fail(self, state: StepRequestState, error: Exception) -> None:
-        self._end(state, self._endings.of_error(state.request_id, error))
+        self._end(state, self._endings.of_error(self._name(state), error))
 
     def _end(self, state: StepRequestState, output: RunnerOutput) -> None:
-        del self._states[state.request_id]
+        del self._states[output.request_id], self._cancelled[output.request_id]
         assert self._events is not None
         self._events.on_done(output)
+
+
+def _check(state: StepRequestState) -> None:
+    """Raise if a pipeline has left something in a state that others would stumble over."""
+    state.step, state.total = operator.index(state.step), operator.index(state.total or 0)
+    if not 0 <= state.step <= MOST_STEPS or not 0 <= state.total <= MOST_STEPS:
+        raise ValueError(f"step {state.step} of {state.total}: at most {MOST_STEPS} are counted")
+    hash(state.batch_key)
 
 
 def _batches(states: Iterable[StepRequestState]) -> list[list[StepRequestState]]:

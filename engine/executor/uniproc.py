@@ -99,5 +99,7 @@ def _run_worker(segment_fd: int, doorbell_fd: int) -> None:
 
     try:
         WorkerProc.attach(segment_fd, doorbell_fd).run()
-    except (SystemExit, KeyboardInterrupt) as error:  # they end a worker, not this program
+    except Exception:
+        raise
+    except BaseException as error:  # such as SystemExit: it ends a worker, not this program
         raise RuntimeError(f"the worker was ended by {error!r}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from ..config import EngineConfig, imported
 from ..errors import ConfigError
 from .base import BaseScheduler as BaseScheduler
@@ -26,10 +28,22 @@ def make_scheduler(config: EngineConfig) -> BaseScheduler:
         wanted = StepScheduler if config.mode == "step" else RequestScheduler
     elif isinstance(wanted, str):
         wanted = imported("scheduler", wanted)
-    if not issubclass(wanted, BaseScheduler):
-        raise ConfigError(f"scheduler must be a subclass of BaseScheduler, not {wanted.__name__}")
-    if wanted.mode != config.mode:
+    if not issubclass(wanted, BaseScheduler) or inspect.isabstract(wanted):
         raise ConfigError(
-            f"scheduler {wanted.__name__} is of mode {wanted.mode!r}, the engine of {config.mode!r}"
+            f"scheduler must be a subclass of BaseScheduler that can be made, not {wanted.__name__}"
         )
-    return wanted.from_config(config)
+    mode = getattr(wanted, "mode", None)
+    if mode != config.mode:
+        raise ConfigError(
+            f"scheduler {wanted.__name__} is of mode {mode!r}, the engine of {config.mode!r}"
+        )
+    try:
+        scheduler = wanted.from_config(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # other people's code
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"scheduler {wanted.__name__} cannot be made: {reason}") from error
+    if not isinstance(scheduler, BaseScheduler):
+        raise ConfigError(f"scheduler {wanted.__name__}.from_config returned {scheduler!r}")
+    return scheduler

@@ -16,6 +16,7 @@ known to need no further step beyond those is not named again.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -200,9 +201,8 @@ class StepScheduler(BaseScheduler):
         return new
 
     def _candidates(self, worker: int, now: float) -> list[SchedulerRequestState]:
-        mine = [state for state in self._waiting.values() if state.worker in (-1, worker)]
-        mine.sort(key=lambda state: self.rank(state, now))
-        return mine[: self._look_ahead]
+        mine = (state for state in self._waiting.values() if state.worker in (-1, worker))
+        return heapq.nsmallest(self._look_ahead, mine, key=lambda state: self.rank(state, now))
 
     @property
     def _started_limit(self) -> int:

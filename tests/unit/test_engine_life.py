@@ -143,7 +143,7 @@ def test_executors_by_name_import_path_and_class():
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("nowhere.at_all:Executor", "cannot be imported: No module named"),
+        ("nowhere.at_all:Executor", "cannot be imported: ModuleNotFoundError: No module named"),
         ("sidestream.engine:Nothing", "cannot be imported: .* has no attribute 'Nothing'"),
         ("sidestream.engine:open_engine", "is not a class"),
     ],

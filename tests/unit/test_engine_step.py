@@ -170,6 +170,67 @@ async def test_a_scheduler_of_ones_own_decides(autojump_clock, nursery):
         assert order == ["a", "c", "b"]
 
 
+@pytest.mark.parametrize("method", ["update_from_output", "finish_request", "schedule", "rank"])
+async def test_a_scheduler_that_fails_ends_the_engine_in_order(method, autojump_clock, nursery):
+    """Every waiter is told, whatever else the scheduler may refuse to do then."""
+    armed = False
+
+    class Failing(StepScheduler):
+        pass
+
+    def fail(self, *args, **kwargs):
+        if armed:
+            raise RuntimeError("no policy")
+        return getattr(StepScheduler, method)(self, *args, **kwargs)
+
+    setattr(Failing, method, fail)
+    outcomes = Outcomes(nursery)
+    async with open_fake(scheduler=Failing, **STEP) as (engine, executor):
+        for name in "abcd":
+            outcomes.start(name, engine.generate, request(name, 2))
+        await settled()
+        armed = True
+        with trio.move_on_after(1):
+            await engine.generate(request("e"))
+        tick = await executor.next_tick()
+        if not engine._dead.is_set():
+            tick.scheduled[0].compute_done()
+            tick.done()
+        error = await engine.wait_dead()
+        assert str(error.__cause__) == "no policy"
+        for name in "abcd":
+            assert isinstance(await outcomes.of(name), EngineDeadError)
+        statistics = engine.statistics()
+        assert (statistics.claims, statistics.cancel_slots_used, statistics.waves) == (0, 0, 0)
+
+
+async def test_a_scheduler_that_fails_to_admit_ends_the_engine(autojump_clock):
+    class Failing(StepScheduler):
+        def add_request(self, state, now):
+            super().add_request(state, now)
+            raise RuntimeError("no policy")
+
+    async with open_fake(scheduler=Failing, **STEP) as (engine, _):
+        with pytest.raises(EngineDeadError, match="no policy"):
+            await engine.generate(request("a"))
+        await engine.wait_dead()
+
+
+async def test_closing_that_was_cancelled_goes_on(autojump_clock, nursery):
+    class Slow(FakeExecutor):
+        async def close(self, grace):
+            await trio.sleep(1)
+            await super().close(grace)
+
+    async with open_fake(Slow, **STEP) as (engine, executor):
+        with trio.move_on_after(0.5) as scope:
+            await engine.close()
+        assert scope.cancelled_caught
+        nursery.start_soon(engine.close)
+        await settled()
+    assert executor.graces == [engine.config.shutdown_grace]
+
+
 # -- previews and chunks
 
 

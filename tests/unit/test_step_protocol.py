@@ -198,13 +198,25 @@ def test_a_request_that_waits_is_cancelled_in_the_next_tick():
         (lambda p: setattr(p, "denoise_step", lambda batch: []), "0 predictions for 1 request"),
         (lambda p: preparing(p, total=4.0), "cannot be interpreted as an integer"),
         (lambda p: preparing(p, batch_key=[8]), "unhashable"),
+        (lambda p: preparing(p, total="x"), "cannot be interpreted as an integer"),
+        (lambda p: preparing(p, total=1 << 70), "at most 1000000 are counted"),
+        (lambda p: preparing(p, step=2.5), "cannot be interpreted as an integer"),
     ],
 )
 def test_a_pipeline_that_breaks_the_protocol_is_told_so(spoil, message):
     pipeline = Halving()
     spoil(pipeline)
-    events, _ = step_through(runner_of(pipeline), [request("a")])
+    runner = runner_of(pipeline)
+    events, _ = step_through(runner, [request("a"), request("b")])
     assert message in events.outputs["a"].error
+    assert set(events.outputs) == {"a", "b"}
+
+
+def test_a_pipeline_may_write_into_the_name_of_a_request():
+    pipeline = Halving()
+    preparing(pipeline, request_id="somebody else")
+    events, _ = step_through(runner_of(pipeline), [request("a"), request("b")])
+    assert {name: output.error for name, output in events.outputs.items()} == {"a": None, "b": None}
 
 
 def preparing(pipeline, **fields):

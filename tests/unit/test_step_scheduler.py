@@ -293,6 +293,21 @@ class Custom(StepScheduler):
         return waiting.remaining_steps < running.remaining_steps
 
 
+class Costly(StepScheduler):
+    """Cannot be made of a config."""
+
+    def __init__(self, price):
+        super().__init__()
+
+
+class Nothing(StepScheduler):
+    """Neither."""
+
+    @classmethod
+    def from_config(cls, config):
+        return None
+
+
 def test_a_policy_of_ones_own():
     bench = Bench(Custom(max_num_seqs=1))
     bench.add("a", steps=5)
@@ -313,9 +328,14 @@ def test_a_config_names_its_scheduler():
     ("settings", "message"),
     [
         ({"scheduler": Custom}, "Custom is of mode 'step', the engine of 'request'"),
-        ({"scheduler": dict}, "must be a subclass of BaseScheduler, not dict"),
+        ({"scheduler": dict}, "must be a subclass of BaseScheduler that can be made, not dict"),
         ({"scheduler": "nowhere:Class"}, "scheduler 'nowhere:Class' cannot be imported"),
         ({"scheduler": "math:pi"}, "scheduler 'math:pi' is not a class"),
+        ({"scheduler": ".x:Y"}, "scheduler '.x:Y' cannot be imported: TypeError"),
+        ({"scheduler": ":X"}, "scheduler ':X' cannot be imported: ValueError"),
+        ({"scheduler": "sidestream.engine.sched:BaseScheduler"}, "that can be made, not Base"),
+        ({"mode": "step", "scheduler": Costly}, "scheduler Costly cannot be made: TypeError"),
+        ({"mode": "step", "scheduler": Nothing}, "Nothing.from_config returned None"),
     ],
 )
 def test_a_wrong_scheduler_is_refused(settings, message):

@@ -31,7 +31,10 @@ class StepObserver:
         timesteps = getattr(self.scheduler, "timesteps", None)
         if not self.steps or timesteps is None:
             return None
-        return len(timesteps)
+        try:
+            return len(timesteps)
+        except TypeError:  # whatever a scheduler keeps under this name
+            return None
 
     def stepped(self, taken: SchedulerStep) -> None:
         """Count a step."""

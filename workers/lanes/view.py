@@ -13,6 +13,7 @@ from .counted import StepObserver, private_scheduler
 if TYPE_CHECKING:
     from .lane import Lane
 
+MOST_STEPS = 1 << 31
 _LEAVES = (str, bytes, int, float, bool, type(None), type, types.FunctionType)
 
 
@@ -85,8 +86,9 @@ def total_steps(pipeline: Any, observers: Sequence[StepObserver]) -> int | None:
     totals = [observer.total for observer in observers if observer.steps]
     if len(totals) == 1 and observers[0].steps:
         # some pipelines skip the first of the scheduler's time steps, and say so here
-        own = getattr(pipeline, "_num_timesteps", None)
-        return int(own) if isinstance(own, Integral) else totals[0]
+        own: Any = getattr(pipeline, "_num_timesteps", None)
+        plausible = isinstance(own, Integral) and 0 <= int(own) < MOST_STEPS
+        return int(own) if plausible else totals[0]
     return sum(total or 0 for total in totals) or None
 
 
