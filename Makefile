@@ -52,6 +52,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -r {} +
 
 $(BIN)/python:
+	@$(PYTHON) -c "import sys; sys.exit('sidestream needs Python 3.11 or newer' if sys.version_info < (3, 11) else 0)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 

@@ -36,6 +36,8 @@ async def open_engine(
       ConfigError: a setting is unknown or not valid.
       StartupError: a worker could not load the model or run the warm-up; nothing is left running.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError("sidestream runs on Trio: call this from within trio.run(...)")
     config = EngineConfig.load({} if config is None else config, **settings)
     engine = DiffusionEngine(config, make_executor(config))
     stop = trio.Event()

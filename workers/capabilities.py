@@ -40,7 +40,7 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         "arguments": names,
         "required": [p.name for p in named if p.default is p.empty and p.name not in defaults],
         "defaults": defaults,
-        "accepts_any": any(p.kind is p.VAR_KEYWORD for p in parameters),
+        "accepts_any": _accepts_any(pipeline, parameters),
         "height": height,
         "width": width,
         "media": _media(pipeline, names),
@@ -55,6 +55,14 @@ def _parameters(pipeline: Any) -> list[inspect.Parameter]:
     call = pipeline if inspect.isroutine(pipeline) else type(pipeline).__call__
     parameters = list(inspect.signature(call).parameters.values())
     return parameters if call is pipeline else parameters[1:]
+
+
+def _accepts_any(pipeline: Any, parameters: list[inspect.Parameter]) -> bool:
+    """Whether a call takes keywords that its signature does not name. Pipelines of diffusers have
+    `**kwargs` too, but only to warn of names that they took in former releases."""
+    if type(pipeline).__module__.startswith("diffusers."):
+        return False
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _is_no_sampling_argument(name: str) -> bool:

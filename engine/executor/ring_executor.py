@@ -97,6 +97,9 @@ class RingExecutor:
             while not all(call.done.is_set() for call in greetings.values()):
                 await self.receive()
         except WorkerDiedError as died:
+            for link in self.links:  # it may have said why
+                if (call := greetings[link.index]).message is not None:
+                    _capabilities(call, link)
             refusal = StartupError(str(died))
             refusal.add_note(f"Its last lines:\n{died.stderr.rstrip()}")
             raise refusal from None

@@ -8,10 +8,12 @@ process's interpreter lock, and a worker that hangs cannot be killed.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import os
 import sys
+import threading
 import traceback
 
 import trio
@@ -58,6 +60,7 @@ class UniProcDiffusionExecutor(RingExecutor):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._thread_ended = trio.Event()
+        self._thread_left = threading.Event()
 
     def _heartbeat_age(self, link: WorkerLink) -> float:
         return math.inf if self._thread_ended.is_set() else 0.0  # it lives as this process does
@@ -73,7 +76,11 @@ class UniProcDiffusionExecutor(RingExecutor):
         try:
             fds = os.dup(link.segment.fd), os.dup(link.segment.doorbell)
             await trio.to_thread.run_sync(
-                _run_worker, *fds, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+                _run_worker,
+                *fds,
+                self._thread_left,
+                abandon_on_cancel=True,
+                limiter=trio.CapacityLimiter(1),
             )
         except Exception as error:
             what, text = f"failed: {error!r}", traceback.format_exc()
@@ -91,9 +98,11 @@ class UniProcDiffusionExecutor(RingExecutor):
             logger.warning(
                 "the worker thread has not stopped within %g s and is left behind", grace
             )
+            # An interpreter that ends under a thread in the middle of torch's C++ is aborted.
+            atexit.register(self._thread_left.wait)
 
 
-def _run_worker(segment_fd: int, doorbell_fd: int) -> None:
+def _run_worker(segment_fd: int, doorbell_fd: int, left: threading.Event) -> None:
     # Here, not on the event loop: it imports torch, which takes seconds.
     from ...workers.worker_proc import WorkerProc
 
@@ -103,3 +112,5 @@ def _run_worker(segment_fd: int, doorbell_fd: int) -> None:
         raise
     except BaseException as error:  # such as SystemExit: it ends a worker, not this program
         raise RuntimeError(f"the worker was ended by {error!r}") from error
+    finally:
+        left.set()

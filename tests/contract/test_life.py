@@ -53,6 +53,7 @@ async def start(config: EngineConfig) -> None:
         ),
         ("mp", {"model": "troubled:leaves", "model_options": {}}, "the loader gave up"),
         ("uni", {"device": "cuda:77"}, "cuda:77"),
+        ("mp", {"num_workers": 2, "model_options": {"shape": (2,)}}, "shape must begin with 1"),
         (
             "uni",
             {"model": "troubled:TroubledPipeline", "model_options": {"error": "plain"}},

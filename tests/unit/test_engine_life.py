@@ -1,5 +1,7 @@
 """An engine from its start to its end, whatever ends it."""
 
+import asyncio
+
 import pytest
 import trio
 import trio.testing
@@ -312,3 +314,12 @@ async def test_the_first_error_ends_generate_unwrapped(autojump_clock):
 
     with pytest.raises(ExecutionError, match="ValueError: no"):
         await sidestream.engine.generate(config(executor=Failing), ["a", "b"], output_type="raw")
+
+
+def test_it_runs_on_trio_only():
+    async def main():
+        async with open_engine(model="synthetic"):
+            pass
+
+    with pytest.raises(RuntimeError, match=r"runs on Trio: call this from within trio\.run"):
+        asyncio.run(main())

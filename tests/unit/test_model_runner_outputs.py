@@ -114,6 +114,7 @@ def test_capabilities_of_a_diffusers_pipeline(family, media, size, count):
     assert capabilities["required"] == []
     assert capabilities["defaults"]["num_inference_steps"] == 4
     assert capabilities["has_scheduler"]
+    assert not capabilities["accepts_any"], "its **kwargs are there for old names"
 
 
 def test_capabilities_of_a_small_pipeline():

@@ -109,7 +109,7 @@ def load_pipeline(
     family = model.removeprefix("random:")
     if model == "shapes":
         parse_options(NoOptions, options, model)
-        with _no_loading_bars():
+        with _quiet():
             pipeline = shapes.load(device, wanted)
         pipeline.sidestream_defaults = dict(shapes.DEFAULTS)
         return _settle(pipeline, device)
@@ -130,7 +130,7 @@ def _from_pretrained(model: str, options: Mapping[str, Any], dtype: torch.dtype)
     cls = _pipeline_class(chosen.pop("pipeline_class") or "DiffusionPipeline")
     given = {name: value for name, value in chosen.items() if value is not None}
     preview_vae = given.pop("preview_vae", None)
-    with _no_loading_bars():
+    with _quiet():
         pipeline = cls.from_pretrained(model, dtype=dtype, **given)
         if preview_vae is not None:
             pipeline.preview_vae = _tiny_vae(preview_vae, chosen, dtype)
@@ -145,8 +145,9 @@ def _tiny_vae(model: str, chosen: Mapping[str, Any], dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def _no_loading_bars() -> Iterator[None]:
-    """Keep diffusers and transformers from drawing bars on a stderr that may be the user's."""
+def _quiet() -> Iterator[None]:
+    """Keep diffusers and transformers from drawing bars, and from advice about packages that are
+    not installed, on a stderr that may be the user's."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
 
@@ -154,9 +155,12 @@ def _no_loading_bars() -> Iterator[None]:
     drawing = [library for library in libraries if library.is_progress_bar_enabled()]
     for library in drawing:
         library.disable_progress_bar()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         for library in drawing:
             library.enable_progress_bar()
 
