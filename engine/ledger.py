@@ -8,7 +8,6 @@ outputs under way on each worker, cancel slots. It never waits.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..ipc_ext.messages import (
@@ -16,7 +15,6 @@ from ..ipc_ext.messages import (
     AsyncOutputKind,
     NewRequestData,
     RemoteError,
-    TensorPiece,
 )
 from .admission import PreparedRequest
 from .assembly import OutputAssembly, PieceSource
@@ -31,41 +29,11 @@ from .sched import (
     RunnerOutput,
     SchedulerRequestState,
 )
+from .worker_load import WorkerLoad, WorkerPieces
 
 _OUTPUT_UNDER_WAY = (ClaimState.COMPUTED, ClaimState.LEFT_COMPUTED)
 _HELD = (ClaimState.RUNNING, ClaimState.READY)
 """The states in which the scheduler knows the request and its forward has not ended."""
-
-
-class WorkerLoad:
-    """What a worker has been given and has not finished."""
-
-    def __init__(self, cancel_slots: int) -> None:
-        self.waves: dict[int, set[int]] = {}
-        self.ticks: deque[tuple[Claim, ...]] = deque()
-        """Those under way in step mode, in order, each with who takes a step in it."""
-        self.outputs = 0
-        self.dispatched = 0
-        self.free_slots = list(range(cancel_slots))
-        self.cancel_slots = cancel_slots
-
-    @property
-    def in_flight(self) -> int:
-        """Waves and ticks under way."""
-        return len(self.waves) + len(self.ticks)
-
-
-class _Pieces:
-    """The pieces of one worker, as `OutputAssembly` wants them."""
-
-    def __init__(self, executor: DiffusionExecutor, worker: int) -> None:
-        self._executor, self._worker = executor, worker
-
-    def lease(self, piece: TensorPiece) -> object:
-        return self._executor.lease(self._worker, piece)
-
-    def release(self, piece: TensorPiece) -> None:
-        self._executor.release(self._worker, piece)
 
 
 class ClaimLedger:
@@ -96,7 +64,7 @@ class ClaimLedger:
         self._next_output_id = 1
         self._next_wave = 1
         self.loads = [WorkerLoad(cancel_slots) for _ in range(num_workers)]
-        self._pieces = [_Pieces(executor, worker) for worker in range(num_workers)]
+        self._pieces = [WorkerPieces(executor, worker) for worker in range(num_workers)]
         self.ended = {"completed": 0, "failed": 0, "aborted": 0}
 
     # -- what is there

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from .claims import LEFT
 from .executor.base import DiffusionExecutor, WorkerStatus
-from .ledger import ClaimLedger, WorkerLoad
+from .ledger import ClaimLedger
 from .sched import BaseScheduler
+from .worker_load import WorkerLoad
 
 
 @dataclass(frozen=True, slots=True)
