@@ -110,7 +110,7 @@ def _run_worker(segment_fd: int, doorbell_fd: int, left: threading.Event) -> Non
         WorkerProc.attach(segment_fd, doorbell_fd).run()
     except Exception:
         raise
-    except BaseException as error:  # such as SystemExit: it ends a worker, not this program
+    except BaseException as error:  # noqa: ASYNC104 - such as SystemExit, which ends a worker only
         raise RuntimeError(f"the worker was ended by {error!r}") from error
     finally:
         left.set()
