@@ -108,9 +108,7 @@ def _run_worker(segment_fd: int, doorbell_fd: int, left: threading.Event) -> Non
 
     try:
         WorkerProc.attach(segment_fd, doorbell_fd).run()
-    except Exception:
-        raise
-    except BaseException as error:  # noqa: ASYNC104 - such as SystemExit, which ends a worker only
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # they end a worker only
         raise RuntimeError(f"the worker was ended by {error!r}") from error
     finally:
         left.set()
