@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import signal
+
 from hypothesis import Phase, settings
 
 settings.register_profile(
@@ -10,3 +12,7 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate, Phase.shrink],  # to explain takes longer than all tests
 )
 settings.load_profile("repeatable")
+
+# A shell that starts a job in the background has it ignore Ctrl-C, and all its children too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
