@@ -43,10 +43,14 @@ async def open_engine(
     stop = trio.Event()
     try:
         async with trio.open_nursery() as nursery:
-            with trio.CancelScope(shield=True):  # once it runs, only `stop` ends it
-                services = await nursery.start(_run_services, engine, stop)
+            # Not by `nursery.start`: a Ctrl-C in it would wait for a task that waits for `stop`.
+            opened: list[trio.Nursery] = []
+            begun = trio.Event()
+            nursery.start_soon(_run_services, engine, stop, opened, begun)
             try:
-                await _start(engine, services)
+                with trio.CancelScope(shield=True):  # once it runs, only `stop` ends it
+                    await begun.wait()
+                await _start(engine, opened[0])
                 yield engine
             finally:
                 stop.set()
@@ -56,7 +60,7 @@ async def open_engine(
 
 @trio.lowlevel.enable_ki_protection
 async def _run_services(
-    engine: DiffusionEngine, stop: trio.Event, task_status: trio.TaskStatus[trio.Nursery]
+    engine: DiffusionEngine, stop: trio.Event, opened: list[trio.Nursery], begun: trio.Event
 ) -> None:
     """Hold the engine's tasks until the block is left, then close it.
 
@@ -65,7 +69,8 @@ async def _run_services(
     """
     async with trio.open_nursery() as services:
         services.cancel_scope.shield = True
-        task_status.started(services)
+        opened.append(services)
+        begun.set()
         await stop.wait()
         await engine.close()
         services.cancel_scope.cancel()
