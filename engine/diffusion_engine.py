@@ -356,7 +356,9 @@ class DiffusionEngine:
                 await changed.wait(math.inf if decision is None else decision)
                 continue
             self._dispatching.add(worker)
-            self._on_change()  # it is another worker's turn now
+            for other in self._changed:
+                if other is not changed:
+                    other.set()  # it is another worker's turn now
             await self._dispatch(worker, output)
             self._dispatching.remove(worker)
 

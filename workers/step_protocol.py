@@ -63,6 +63,8 @@ class InputBatch:
             joined: As many rows as `join(name)` has.
             name: The attribute whose rows tell how many belong to each request.
         """
+        if len(self.states) == 1:
+            return [joined]
         sizes = [len(getattr(state.data, name)) for state in self.states]
         return list(torch.split(joined, sizes))
 

@@ -96,7 +96,9 @@ class UniProcDiffusionExecutor(RingExecutor):
             await self._thread_ended.wait()
         if grace and not self._thread_ended.is_set():  # else it was told not to wait
             logger.warning(
-                "the worker thread has not stopped within %g s and is left behind", grace
+                "the worker thread has not stopped within %g s and is left behind;"
+                " this program ends after it",
+                grace,
             )
             # An interpreter that ends under a thread in the middle of torch's C++ is aborted.
             atexit.register(self._thread_left.wait)

@@ -55,7 +55,7 @@ class Hub:
         self.poison: Exception | None = None
         self._caches = FeatureCaches(modules)
         self._configurations = Configurations(modules)
-        self._configuration = 0
+        self._configuration: int | None = None
         self._open: set[Lane] = set()
 
     def __enter__(self) -> "Hub":
@@ -64,7 +64,7 @@ class Hub:
             return self
         for slot in self._caches.find():
             self.thread.slots.watch(slot, slot.read())
-        self._configuration = self._configurations.number()
+        self._configuration = None
         self.thread.enter()
         for lane in self._open:
             lane.forget_offer()
@@ -165,6 +165,8 @@ class Hub:
             rows = rows_of(arguments)
         except NotMergeable:
             return None
+        if self._configuration is None:  # only now: a request that is alone needs none
+            self._configuration = self._configurations.number()
         token = self.thread.token_of(ambient)
         where = (id(call.module), call.method, modes, token, self._configuration)
         return Offer((*where, signature_of(arguments, rows)), arguments, rows)

@@ -175,9 +175,10 @@ class SyntheticPipeline:
             TypeError: An argument that `__call__` does not take.
             ValueError: Another output type, or more chunks than there can be.
         """
-        bound = inspect.signature(self.__call__).bind(**state.kwargs)
-        bound.apply_defaults()
-        data = state.data = SimpleNamespace(**bound.arguments)
+        unknown = state.kwargs.keys() - DEFAULTS.keys()
+        if unknown:
+            raise TypeError(f"the synthetic pipeline takes no {', '.join(sorted(unknown))}")
+        data = state.data = SimpleNamespace(**{**DEFAULTS, **state.kwargs})
         if data.output_type not in ("pt", "latent"):
             raise ValueError(f"output_type must be 'pt' or 'latent', not {data.output_type!r}")
         most = max((1, *self.options.shape[1:2]))
@@ -267,6 +268,14 @@ class SyntheticPipeline:
             shape[-2:] = [height or shape[-2], width or shape[-1]]
         values = sample.to(self._dtype).view(-1, *[1] * len(shape))
         return values.expand(-1, *shape).contiguous()
+
+
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(SyntheticPipeline.__call__).parameters.items()
+    if name != "self"
+}
+"""Of the arguments of a call; read once, since a signature takes as long as everything else."""
 
 
 def load(options: Mapping[str, Any], *, device: str, dtype: str | None) -> SyntheticPipeline:

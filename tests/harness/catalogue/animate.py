@@ -40,20 +40,23 @@ def sparse_controlnet() -> Any:
     )
 
 
+VIDEO_UNET: dict[str, Any] = {
+    "block_out_channels": (4, 8),
+    "layers_per_block": 1,
+    "sample_size": 16,
+    "in_channels": 4,
+    "out_channels": 4,
+    "down_block_types": ("CrossAttnDownBlock3D", "DownBlock3D"),
+    "up_block_types": ("UpBlock3D", "CrossAttnUpBlock3D"),
+    "cross_attention_dim": WIDTH,
+    "attention_head_dim": 4,
+    "norm_num_groups": 2,
+}
+
+
 def unet_3d() -> Any:
     """Make a UNet of whole videos."""
-    return diffusers.UNet3DConditionModel(
-        block_out_channels=(4, 8),
-        layers_per_block=1,
-        sample_size=16,
-        in_channels=4,
-        out_channels=4,
-        down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
-        up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
-        cross_attention_dim=WIDTH,
-        attention_head_dim=4,
-        norm_num_groups=2,
-    )
+    return diffusers.UNet3DConditionModel(**VIDEO_UNET)
 
 
 def spatio_temporal_unet() -> Any:
@@ -88,18 +91,7 @@ def temporal_vae() -> Any:
 
 def i2vgen_unet() -> Any:
     """Make the UNet of I2VGen-XL."""
-    return diffusers.I2VGenXLUNet(
-        block_out_channels=(4, 8),
-        layers_per_block=1,
-        sample_size=16,
-        in_channels=4,
-        out_channels=4,
-        down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
-        up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
-        cross_attention_dim=WIDTH,
-        attention_head_dim=4,
-        norm_num_groups=2,
-    )
+    return diffusers.I2VGenXLUNet(**VIDEO_UNET)
 
 
 EIGHT = {"block_out_channels": (8, 8), "attention_head_dim": 4}
