@@ -146,10 +146,9 @@ class _Wave:
     def _on_stop(self, latent: bool, lane: Lane) -> None:
         """Tell what is new about a lane that has stopped."""
         request_id = self._requests[lane].request_id
-        step, total = lane.progress()
-        if step != self._told.get(lane, 0):
-            self._told[lane] = step
-            self._events.on_progress(request_id, step, total)
+        if lane.step != self._told.get(lane, 0):
+            self._told[lane] = lane.step
+            self._events.on_progress(request_id, *lane.progress())
         if lane.done:
             del self._requests[lane]
             self._events.on_done(self._endings.of_lane(request_id, lane, latent=latent))

@@ -56,12 +56,13 @@ class Entropy:
     The list of torch's generators is shared by all owners; it shrinks when a device is lost.
     """
 
-    __slots__ = ("_bits", "_generators", "_mark", "_numpy", "_python", "_torch")
+    __slots__ = ("_address", "_bits", "_generators", "_mark", "_numpy", "_python", "_torch")
 
     def __init__(self, generators: Sequence[torch.Generator], bits: Any) -> None:
         """Own `bits`, a NumPy bit generator that nobody else uses."""
         self._generators = generators
         self._bits = bits
+        self._address: int = bits.ctypes.state_address
         self._mark = b""  # the bits as they were put in place; equal ones: nothing was drawn
         self._numpy: Any = None  # the whole state, where a normal is left over
         self._torch: list[torch.Tensor] = []
@@ -100,7 +101,7 @@ class Entropy:
         return self._bits is bits
 
     def _read_bits(self) -> bytes:
-        return ctypes.string_at(self._bits.ctypes.state_address, _MT19937_BYTES)
+        return ctypes.string_at(self._address, _MT19937_BYTES)
 
 
 def current_bits() -> Any:
