@@ -2,7 +2,7 @@
 
 python examples/shortest_first.py
 
-Requests of 12, 8 and 2 steps come in this order, two can run at a time; the last one ends first.
+Requests of 30, 8 and 2 steps come together and two can run at a time: the shortest ends first.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ async def run(engine: DiffusionEngine, steps: int) -> None:
 
 
 async def main() -> None:
-    """Let a long, a medium and a short request come, one after the other."""
+    """Let a long, a medium and a short request come."""
     async with (
         open_engine(mode="step", max_num_seqs=2, scheduler=ShortestRemainingFirst) as engine,
         trio.open_nursery() as nursery,
     ):
-        for steps in (12, 8, 2):
+        for steps in (30, 8, 2):
             nursery.start_soon(run, engine, steps)
-            await trio.sleep(0.1)
 
 
 if __name__ == "__main__":
