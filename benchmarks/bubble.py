@@ -89,13 +89,13 @@ async def measure(engine: DiffusionEngine, arguments: argparse.Namespace, dtype:
             submitted = time.monotonic_ns()
             result = await engine.generate("a", seed=seed, output_type="raw")
             finished = time.monotonic_ns()
-            device = result.timings.device
+            trace = result.timings.trace
             bad = check and await inspect(result)
             run.observations.append(
                 Observation(
                     submitted,
                     finished,
-                    (device.forward_start, device.forward_end),
+                    (trace.forward_start, trace.forward_end),
                     result.timings.output,
                     bad,
                 )

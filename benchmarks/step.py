@@ -74,8 +74,8 @@ async def step_s(
 
         async def one(steps: int) -> None:
             result = await engine.generate("a", num_inference_steps=steps, output_type="raw")
-            device = result.timings.device
-            spans.append((device.forward_start, device.forward_end))
+            trace = result.timings.trace
+            spans.append((trace.forward_start, trace.forward_end))
 
         for steps in (10, arguments.steps):
             spans.clear()

@@ -42,3 +42,4 @@ from .sched import (
 )
 from .statistics import EngineStatistics as EngineStatistics, WorkerStatistics as WorkerStatistics
 from .stream import RequestStream as RequestStream
+from .trace import RequestTrace as RequestTrace

@@ -136,6 +136,9 @@ class EngineConfig(Strict):
     postprocess_threads: int = option(
         min(4, os.cpu_count() or 1), whole(1, 256), "threads for PIL conversion and encoding"
     )
+    trace_requests: int = option(
+        4096, whole(0, 1 << 20), "ended requests whose phases are remembered"
+    )
     warmup: bool = option(True, flag(), "run a small request at start-up")
     on_worker_death: str = option(
         "fail", choice("fail"), "what the death of a worker does: 'fail' ends the engine"

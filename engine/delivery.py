@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ..ipc_ext.messages import Timings
 from ..ipc_ext.tensors import HostTensor
 from .admission import PreparedRequest
 from .assembly import OutputAssembly
 from .claims import ClaimState
 from .signals import Signal
+from .trace import RequestTrace
 
 
 class Mailbox:
@@ -109,16 +109,13 @@ class Claim:
     prepared: PreparedRequest
     submitted: float
     """On Trio's clock."""
+    trace: RequestTrace
     state: ClaimState = ClaimState.QUEUED
     mailbox: Mailbox = field(default_factory=Mailbox)
     output: OutputAssembly = field(default_factory=OutputAssembly)
     chunk: OutputAssembly = field(default_factory=OutputAssembly)
     """The finished part of the output that is coming, if one is."""
     next_chunk: int = 0
-    timings: Timings | None = None
-    arrived_ns: int = 0
-    """When the last piece of the output was in the engine's hands, CLOCK_MONOTONIC."""
-    worker: int = -1
     wave: int = -1
     cancel_slot: int = -1
     caller_left: bool = False
@@ -128,6 +125,11 @@ class Claim:
     def request_id(self) -> str:
         """The caller's name for it."""
         return self.prepared.request.request_id
+
+    @property
+    def worker(self) -> int:
+        """Who was given it, -1 while nobody was."""
+        return self.trace.worker
 
     @property
     def deadline(self) -> float:

@@ -8,7 +8,7 @@ import logging
 import math
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -31,11 +31,13 @@ from .host_stage import HostStage
 from .inputs import nbytes_of
 from .ledger import ClaimLedger
 from .request import DiffusionRequest
-from .result import DiffusionResult, Started
+from .result import DiffusionResult
 from .sched import DiffusionSchedulerOutput, make_scheduler
 from .signals import Signal
 from .statistics import EngineStatistics, engine_statistics
 from .stream import RequestStream
+from .trace import RequestTrace
+from .warmup import warm_up
 
 logger = logging.getLogger("sidestream")
 
@@ -66,6 +68,7 @@ class DiffusionEngine:
             executor,
             num_workers=config.num_workers,
             cancel_slots=cancel_slots_for(config),
+            trace_limit=config.trace_requests,
             changed=self._on_change,
         )
         self._host_stage = HostStage(executor, self._ledger, config.postprocess_threads)
@@ -226,6 +229,14 @@ class DiffusionEngine:
         """Return what the engine and its workers hold now."""
         return engine_statistics(self._scheduler, self._ledger, self._executor)
 
+    def traces(self, after: int = 0) -> list[RequestTrace]:
+        """Return when the phases of the latest requests that have ended took place, oldest first.
+
+        Args:
+          after: the `RequestTrace.number` of the last one that the caller knows.
+        """
+        return self._ledger.traces.after(after)
+
     async def collective_rpc(self, method: str, *args: Any) -> list[Any]:
         """Call an exposed method of every worker, such as ``"runner_statistics"``, and return the
         answers in order."""
@@ -251,26 +262,8 @@ class DiffusionEngine:
             services.start_soon(self._serve, functools.partial(self._schedule, worker))
         services.start_soon(self._serve, self._host_stage.make_room)
         if self.config.warmup:
-            await self._warm_up()
+            await warm_up(self)
         self._started = True
-
-    async def _warm_up(self) -> None:
-        accepted = self._capabilities["arguments"]
-        steps = {"num_inference_steps": 1} if "num_inference_steps" in accepted else {}
-        prompt = "warm-up" if "prompt" in accepted else None
-        required = set(self._capabilities["required"]) - {"prompt"}
-        if required or self._capabilities["from_image"]:  # nobody can guess such inputs
-            return
-        async with AsyncExitStack() as streams:
-            begun = []
-            for _ in range(self.config.num_workers):
-                request = self.stream(prompt, seed=0, output_type="raw", **steps)
-                stream = await streams.enter_async_context(request)
-                while not isinstance(await anext(stream), Started):
-                    pass
-                begun.append(stream)
-            for stream in begun:
-                await stream.result()
 
     async def close(self) -> None:
         """End every request, then the workers; those that were never ready are killed at once.

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from ..ipc_ext.messages import (
     AsyncDiffusionOutput,
     AsyncOutputKind,
-    NewRequestData,
-    RemoteError,
+    Timings,
 )
 from .admission import PreparedRequest
 from .assembly import OutputAssembly, PieceSource
 from .claims import ClaimEvent, ClaimState, Effect, ProtocolError, transition
 from .delivery import Claim
-from .errors import DuplicateRequestError, ExecutionError, RequestAborted, SidestreamError
+from .errors import DuplicateRequestError, RequestAborted, SidestreamError
 from .executor.base import DiffusionExecutor, DispatchedRequest, DispatchedTick
 from .sched import (
     BaseScheduler,
@@ -29,6 +28,8 @@ from .sched import (
     RunnerOutput,
     SchedulerRequestState,
 )
+from .trace import Outcome, RequestTrace, TraceLog
+from .wire import as_exception, event_of, outcome_of, wire
 from .worker_load import WorkerLoad, WorkerPieces
 
 _OUTPUT_UNDER_WAY = (ClaimState.COMPUTED, ClaimState.LEFT_COMPUTED)
@@ -44,6 +45,7 @@ class ClaimLedger:
       executor: where flags are raised and payloads lie.
       num_workers: of the executor.
       cancel_slots: of each worker.
+      trace_limit: how many traces of ended requests are kept.
       changed: called when something may have become schedulable.
     """
 
@@ -54,6 +56,7 @@ class ClaimLedger:
         *,
         num_workers: int,
         cancel_slots: int,
+        trace_limit: int,
         changed: Callable[[], None],
     ) -> None:
         self._scheduler = scheduler
@@ -65,7 +68,8 @@ class ClaimLedger:
         self._next_wave = 1
         self.loads = [WorkerLoad(cancel_slots) for _ in range(num_workers)]
         self._pieces = [WorkerPieces(executor, worker) for worker in range(num_workers)]
-        self.ended = {"completed": 0, "failed": 0, "aborted": 0}
+        self.ended: dict[Outcome, int] = {"completed": 0, "failed": 0, "aborted": 0}
+        self.traces = TraceLog(trace_limit)
 
     # -- what is there
 
@@ -107,7 +111,8 @@ class ClaimLedger:
             raise DuplicateRequestError(
                 f"request_id {request.request_id!r} is already in the engine"
             )
-        claim = Claim(self._next_output_id, prepared, now)
+        trace = RequestTrace(request.request_id, time.monotonic_ns())
+        claim = Claim(self._next_output_id, prepared, now, trace)
         state = SchedulerRequestState(
             request.request_id,
             key=prepared.key,
@@ -146,17 +151,20 @@ class ClaimLedger:
 
     def _hand_over(self, claim: Claim, worker: int) -> DispatchedRequest:
         transition(claim.state, ClaimEvent.DISPATCH)  # an error comes before a slot is taken
-        claim.worker = worker
+        claim.trace.worker = worker
+        claim.trace.dispatched = time.monotonic_ns()
         claim.cancel_slot = self.loads[worker].free_slots.pop()
         self.apply(claim, ClaimEvent.DISPATCH)
-        return DispatchedRequest(_wire(claim), claim.prepared.inputs)
+        return DispatchedRequest(wire(claim), claim.prepared.inputs)
 
     def leave(self, claim: Claim) -> None:
         """Take the caller's exit, the same for every reason."""
         if not claim.caller_left:
             claim.caller_left = True
+            claim.trace.ended = time.monotonic_ns()
             self.apply(claim, ClaimEvent.LEAVE)
-            self._count(claim)
+            claim.trace.outcome = outcome = outcome_of(claim)
+            self.ended[outcome] += 1
             claim.output.drop()
             self._forget_if_over(claim)
 
@@ -198,8 +206,8 @@ class ClaimLedger:
                 self._executor.release(worker, piece)
             raise ProtocolError(f"worker {worker} speaks of a request that it was not given")
         if message.timings is not None:
-            claim.timings = message.timings
-        self.apply(claim, _event_of(message), message=message)
+            self._note_forward(claim, message.timings)
+        self.apply(claim, event_of(message), message=message)
 
     def _step_done(self, worker: int, message: AsyncDiffusionOutput) -> None:
         """Note the end of a tick: the oldest one, as workers run them in order."""
@@ -238,7 +246,7 @@ class ClaimLedger:
         """
         state, effects = transition(claim.state, event)
         if message is not None and message.error is not None:
-            error = _as_exception(message.error, claim)
+            error = as_exception(message.error, claim)
         for effect in effects:
             _EFFECTS[effect](self, claim, message, error)
         if claim.worker >= 0:
@@ -274,7 +282,7 @@ class ClaimLedger:
     def _keep(
         self, claim: Claim, message: AsyncDiffusionOutput, error: BaseException | None
     ) -> None:
-        claim.arrived_ns = time.monotonic_ns()
+        claim.trace.arrived = time.monotonic_ns()
         if error is not None:
             claim.mailbox.fail(error)
             return
@@ -283,7 +291,7 @@ class ClaimLedger:
             claim.output.add(piece, source, last=message.final)
         if message.final:
             claim.output.tensors()  # complete, or the worker has broken the protocol
-            if claim.timings is None:
+            if not claim.trace.forward_end:
                 raise ProtocolError("an output came without its timings")
 
     def _drop(self, claim: Claim, message: AsyncDiffusionOutput | None, *_: object) -> None:
@@ -308,7 +316,7 @@ class ClaimLedger:
         self._changed()
 
     def _flag(self, claim: Claim, *_: object) -> None:
-        self._executor.abort(claim.worker, _wire(claim))
+        self._executor.abort(claim.worker, wire(claim))
 
     def _deliver(self, claim: Claim, *_: object) -> None:
         claim.mailbox.deliver()
@@ -326,18 +334,16 @@ class ClaimLedger:
 
     # -- accounting
 
-    def _count(self, claim: Claim) -> None:
-        mailbox = claim.mailbox
-        if mailbox.error is not None and not isinstance(mailbox.error, RequestAborted):
-            self.ended["failed"] += 1
-        elif mailbox.collected:
-            self.ended["completed"] += 1
-        else:
-            self.ended["aborted"] += 1
+    def _note_forward(self, claim: Claim, timings: Timings) -> None:
+        claim.trace.note_device(timings)
+        self.loads[claim.worker].device.note(
+            claim.trace.submitted, timings.forward_start, timings.forward_end
+        )
 
     def _forget_if_over(self, claim: Claim) -> None:
         if claim.caller_left and claim.closed.is_set():
             self._by_request.pop(claim.request_id, None)
+            self.traces.add(claim.trace)
             self._changed()
 
 
@@ -355,40 +361,3 @@ _EFFECTS: dict[Effect, Callable[..., None]] = {
     Effect.FAIL: ClaimLedger._fail,
     Effect.CLOSE: ClaimLedger._close,
 }
-
-
-def _event_of(message: AsyncDiffusionOutput) -> ClaimEvent:
-    match message.kind:
-        case AsyncOutputKind.COMPUTE_DONE:
-            return ClaimEvent.COMPUTE_DONE if message.error is None else ClaimEvent.COMPUTE_FAILED
-        case AsyncOutputKind.OUTPUT_READY:
-            return ClaimEvent.OUTPUT_READY if message.final else ClaimEvent.OUTPUT_PART
-        case AsyncOutputKind.PREVIEW:
-            return ClaimEvent.PREVIEW
-        case AsyncOutputKind.CHUNK:
-            return ClaimEvent.CHUNK
-        case AsyncOutputKind.PROGRESS:
-            return ClaimEvent.PROGRESS
-        case _:
-            raise ProtocolError(f"{message.kind.name} is not about a request")
-
-
-def _as_exception(error: RemoteError, claim: Claim) -> BaseException:
-    if error.aborted:
-        return RequestAborted(f"request {claim.request_id!r} was aborted")
-    return ExecutionError(error.type, error.text)
-
-
-def _wire(claim: Claim) -> NewRequestData:
-    prepared = claim.prepared
-    return NewRequestData(
-        request_id=claim.request_id,
-        async_output_id=claim.async_output_id,
-        cancel_slot=claim.cancel_slot,
-        call=prepared.call,
-        seeds=prepared.seeds,
-        output_type=prepared.request.sampling.output_type,
-        preview_steps=prepared.request.sampling.preview_steps,
-        preview_every=prepared.request.sampling.preview_every,
-        chunks=prepared.chunks,
-    )

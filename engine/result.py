@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ipc_ext.messages import Timings
+from .trace import RequestTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,21 @@ class RequestTimings:
     """Conversion and encoding."""
     total: float
     """From submission to the result."""
-    device: Timings = field(default_factory=Timings)
-    """The worker's own time stamps, ns of CLOCK_MONOTONIC."""
+    trace: RequestTrace
+    """The time stamps that these come from."""
+
+    @classmethod
+    def of(cls, trace: RequestTrace, total: float) -> RequestTimings:
+        """Make them of the time stamps of a request whose result is there."""
+        now = trace.postprocess_end
+        return cls(
+            queued=max(0.0, total - (now - trace.forward_start) / 1e9),
+            forward=(trace.forward_end - trace.forward_start) / 1e9,
+            output=(trace.arrived - trace.forward_end) / 1e9,
+            postprocess=(now - trace.postprocess_start) / 1e9,
+            total=total,
+            trace=trace,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,10 @@ class WorkerStatistics:
     """Waves or ticks that it holds: one runs, the others wait."""
     pending_outputs: int
     """Computed outputs that are on their way."""
+    busy_seconds: float
+    """How long forwards have run on its device since the start, s."""
+    bubble_seconds: float
+    """How long its device ran none while the next request was waiting already, s."""
     output_ring_bytes: int
     output_ring_used: int
     output_ring_held: int
@@ -111,6 +115,8 @@ def _worker_statistics(
         running=tuple(running),
         waves=load.in_flight,
         pending_outputs=load.outputs,
+        busy_seconds=load.device.busy_ns / 1e9,
+        bubble_seconds=load.device.bubble_ns / 1e9,
         output_ring_bytes=status.output_ring_bytes,
         output_ring_used=status.output_ring_used,
         output_ring_held=status.output_ring_held,

@@ -136,25 +136,11 @@ class RequestStream:
 
     async def _finish(self) -> DiffusionResult | None:
         claim = self._claim
-        began = time.monotonic_ns()
+        claim.trace.postprocess_start = time.monotonic_ns()
         # Dropped afterwards: who waits for a while only, and is cancelled here, may ask again.
         outputs = await self._host_stage(claim, claim.output.tensors())
         claim.output.drop()
         self._check_deadline()
-        timings = _timings(claim, began)
+        claim.trace.postprocess_end = time.monotonic_ns()
+        timings = RequestTimings.of(claim.trace, trio.current_time() - claim.submitted)
         return DiffusionResult(self.request_id, outputs, claim.prepared.seeds[0], timings)
-
-
-def _timings(claim: Claim, postprocess_began: int) -> RequestTimings:
-    now = time.monotonic_ns()
-    total = trio.current_time() - claim.submitted
-    device = claim.timings
-    assert device is not None, "a worker sends its timings with each output"
-    return RequestTimings(
-        queued=max(0.0, total - (now - device.forward_start) / 1e9),
-        forward=(device.forward_end - device.forward_start) / 1e9,
-        output=(claim.arrived_ns - device.forward_end) / 1e9,
-        postprocess=(now - postprocess_began) / 1e9,
-        total=total,
-        device=device,
-    )

@@ -7,6 +7,7 @@ from collections import deque
 from ..ipc_ext.messages import TensorPiece
 from .delivery import Claim
 from .executor.base import DiffusionExecutor
+from .trace import DeviceMeter
 
 
 class WorkerLoad:
@@ -17,6 +18,7 @@ class WorkerLoad:
         self.ticks: deque[tuple[Claim, ...]] = deque()
         """Those under way in step mode, in order, each with who takes a step in it."""
         self.outputs = 0
+        self.device = DeviceMeter()
         self.dispatched = 0
         self.free_slots = list(range(cancel_slots))
         self.cancel_slots = cancel_slots

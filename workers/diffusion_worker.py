@@ -6,6 +6,7 @@ request's two phases.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from ..ipc_ext.messages import (
     NewRequestData,
     RemoteError,
     StepProgress,
+    Timings,
 )
 from ..postprocess import QUANTIZED_TYPES, get_postprocessor
 from . import faults
@@ -247,11 +249,12 @@ class _Reports:
             worker._output_thread.submit(PendingOutput(request, output.tensors, start, end))
         else:
             worker._output_thread.withdraw(request)
-        worker._send(
-            AsyncDiffusionOutput(
-                AsyncOutputKind.COMPUTE_DONE, async_output_id=request.async_output_id, error=error
-            )
+        message = AsyncDiffusionOutput(
+            AsyncOutputKind.COMPUTE_DONE, async_output_id=request.async_output_id, error=error
         )
+        if error is not None:  # no output follows that would tell
+            message.timings = Timings(forward_start=start.host_ns, forward_end=time.monotonic_ns())
+        worker._send(message)
         faults.point("compute_done")
 
 

@@ -57,8 +57,8 @@ async def test_phases_are_in_order_on_the_device_clock() -> None:
     async with open_engine(synthetic("mp", forward_ms=20)) as engine:
         for seed in range(5):
             timings = (await engine.generate("a", seed=seed, output_type="raw")).timings
-            device = timings.device
-            assert device.forward_start < device.forward_end < device.copy_end
+            trace = timings.trace
+            assert trace.forward_start < trace.forward_end < trace.copy_end
             assert 0.01 < timings.forward < 0.2
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sidestream.engine import DiffusionResult, EngineConfig, Event, RequestStream
+from sidestream.engine import DiffusionResult, EngineConfig, Event, RequestStream, RequestTrace
 
 MEBIBYTE = 1 << 20
 LONG = 10_000
@@ -44,6 +44,12 @@ def offer_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(Path(__file__).with_name("pipelines"))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", folder)
+
+
+def moments_of(trace: RequestTrace) -> list[int]:
+    """Return the time stamps of a request that came to its end, in the order of its phases."""
+    phases = "submitted dispatched forward_start forward_end copy_start copy_end arrived"
+    return [getattr(trace, name) for name in f"{phases} postprocess_start postprocess_end".split()]
 
 
 def values_of(result: DiffusionResult, index: int = 0) -> list[float]:

@@ -57,7 +57,7 @@ async def test_a_result(autojump_clock, outcomes):
     assert (result.request_id, result.seed, value_of(result)) == ("mine", 7, [7, 8])
     assert result.output is result.outputs[0]
     timings = result.timings
-    assert timings.device == FORWARD
+    assert timings.trace.forward_start == FORWARD.forward_start
     assert (timings.forward, timings.total) == (2.5, 4.0)
     assert 0 <= timings.queued <= timings.total
     assert timings.output > 0

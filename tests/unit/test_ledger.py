@@ -36,6 +36,7 @@ class Bench:
             self.executor,
             num_workers=self.config.num_workers,
             cancel_slots=cancel_slots_for(self.config),
+            trace_limit=self.config.trace_requests,
             changed=self.on_change,
         )
 
@@ -126,7 +127,7 @@ def test_both_orders_deliver(bench, order):
     bench.hear()
     assert claim.mailbox.delivered
     assert claim.output.tensors()["images"].numpy().tolist() == [3]
-    assert claim.timings == FORWARD
+    assert claim.trace.forward_end == FORWARD.forward_end
     assert claim.state is ClaimState.CLOSED
 
 
@@ -309,7 +310,7 @@ def test_timings_are_the_last_ones_told(bench):
                 timings=Timings(forward_end=end),
             ),
         )
-    assert claim.timings.forward_end == 6
+    assert claim.trace.forward_end == 6
 
 
 def test_what_makes_something_schedulable_is_told(bench):

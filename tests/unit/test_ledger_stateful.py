@@ -123,6 +123,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.executor,
             num_workers=workers,
             cancel_slots=cancel_slots_for(self.config),
+            trace_limit=16,
             changed=lambda: None,
         )
         self.lives = []
