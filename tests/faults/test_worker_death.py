@@ -157,7 +157,7 @@ async def test_from_outside_every_waiter_is_told_at_once() -> None:
                 killed = trio.current_time()
         told = waiters.last - killed
         print(f"from SIGKILL to the last waiter's error: {1000 * told:.1f} ms")
-        assert told < 2
+        assert told < 10
         assert len(waiters.errors) == 7
         gate.open()
         await assert_dead(engine)
@@ -218,7 +218,7 @@ async def test_one_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_worker_that_is_stopped_is_killed_if_that_is_wanted() -> None:
-    config = synthetic("mp", worker_stall_timeout=1.5)
+    config = synthetic("mp", worker_stall_timeout=3)
     async with nothing_left(), open_engine(config) as engine:
         [worker] = engine.statistics().workers
         assert worker.pid is not None
@@ -227,7 +227,7 @@ async def test_a_worker_that_is_stopped_is_killed_if_that_is_wanted() -> None:
             os.kill(worker.pid, signal.SIGSTOP)
             with (
                 trio.fail_after(PATIENCE),
-                pytest.raises(WorkerDiedError, match=r"no heartbeat for 1.5 s and was killed"),
+                pytest.raises(WorkerDiedError, match=r"no heartbeat for 3 s and was killed"),
             ):
                 await events.result()
         await assert_dead(engine)

@@ -21,7 +21,7 @@ _IDLE_THREAD = re.compile(r"Trio thread \d+")
 """Trio keeps threads for a while after their work, under this name."""
 _SEGMENT = "memfd:sidestream"
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds after which something that must end is called hung."""
 
 

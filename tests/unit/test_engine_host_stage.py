@@ -17,7 +17,7 @@ from .fakes import raised
 settled = trio.testing.wait_all_tasks_blocked
 PICTURE = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(1, 2, 4, 3)
 FLOATS = np.linspace(0, 1, 24, dtype=np.float32).reshape(1, 2, 4, 3)
-PATIENCE = 30
+PATIENCE = 90
 ORDER = ["compute_done", "output_ready"]
 
 
