@@ -33,15 +33,16 @@ class CancelOnDisconnect:
 
         # One message at a time: a client cannot fill memory with a body that nobody reads.
         arrived, messages = trio.open_memory_channel[Message](1)
-        async with messages, trio.open_nursery() as nursery:
+        async with messages, arrived, trio.open_nursery() as nursery:
 
             async def watch() -> None:
-                async with arrived:
-                    while (message := await receive())["type"] != "http.disconnect":
-                        await arrived.send(message)
-                if not answered:  # servers tell the end of an exchange in the same way
-                    scope[DISCONNECTED] = True
-                    nursery.cancel_scope.cancel("the client disconnected")
+                while True:
+                    message = await receive()
+                    # Servers tell the end of an exchange in the same way.
+                    if message["type"] == "http.disconnect" and not answered:
+                        scope[DISCONNECTED] = True
+                        nursery.cancel_scope.cancel("the client disconnected")
+                    await arrived.send(message)
 
             nursery.start_soon(watch)
             await self._app(scope, messages.receive, noted)

@@ -66,7 +66,12 @@ class Client:
             self.finished = True
 
 
-async def test_a_disconnect_cancels():
+NESTED = pytest.mark.parametrize("wrapped", [lambda app: app, CancelOnDisconnect])
+"""An app that is mounted into another one has the same middleware twice."""
+
+
+@NESTED
+async def test_a_disconnect_cancels(wrapped):
     client, cancelled = Client(b""), False
 
     async def app(_scope, receive, _send):
@@ -79,18 +84,33 @@ async def test_a_disconnect_cancels():
             cancelled = True
 
     exchange = scope()
-    await CancelOnDisconnect(app)(exchange, client.receive, client.send)
+    await CancelOnDisconnect(wrapped(app))(exchange, client.receive, client.send)
     assert cancelled
     assert exchange[DISCONNECTED]
     assert client.received == []
 
 
-async def test_the_end_of_an_answer_is_no_disconnect():
+@NESTED
+async def test_the_end_of_an_answer_is_no_disconnect(wrapped):
     client, exchange = Client(b""), scope()
-    await CancelOnDisconnect(answers)(exchange, client.receive, client.send)
+    await CancelOnDisconnect(wrapped(answers))(exchange, client.receive, client.send)
     assert client.finished
     assert client.received == list(ANSWER)
     assert DISCONNECTED not in exchange
+
+
+@NESTED
+async def test_an_app_may_see_the_end_of_its_answer(wrapped):
+    seen = []
+
+    async def app(_scope, receive, send):
+        await receive()
+        await answers(_scope, receive, send)
+        seen.append(await receive())
+
+    client = Client(b"")
+    await CancelOnDisconnect(wrapped(app))(scope(), client.receive, client.send)
+    assert seen == [{"type": "http.disconnect"}]
 
 
 async def test_a_body_is_not_read_ahead():
