@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..ipc_ext.messages import CALL_LIMIT
-from ..postprocess import check_output_options
+from ..postprocess import VIDEO_TYPE, check_output_options
 from .config import EngineConfig
 from .errors import RequestError
 from .executor.base import Capabilities, InputTensor
@@ -61,6 +61,11 @@ def prepare(
       RequestError: it cannot be run; names the argument and the valid ones.
     """
     sampling = request.sampling
+    if sampling.output_type == VIDEO_TYPE and capabilities["media"] != "video":
+        raise RequestError(
+            f"output_type must not be {VIDEO_TYPE!r}: {capabilities['pipeline']} makes"
+            f" {capabilities['media']}, no video"
+        )
     chunks = _streams(sampling, capabilities, config)
     arguments = _arguments(request, capabilities)
     try:

@@ -6,13 +6,21 @@ import dataclasses
 import uuid
 from typing import Any, ClassVar
 
-from ..postprocess import OUTPUT_TYPES
+from ..postprocess import MISSING_PYAV, OUTPUT_TYPES, VIDEO_TYPE, has_pyav
 from .errors import RequestError
 from .strict import Strict, choice, flag, nearest, number, option, table, text, whole
 
 PROMPT_LIMIT = 20_000
 """Characters of a prompt; text encoders read some hundred tokens at most."""
 SEED_LIMIT = 2**63 - 1
+
+
+def _output_type(value: Any) -> Any:
+    """Accept what can be made here."""
+    output_type = choice(*OUTPUT_TYPES)(value)
+    if output_type == VIDEO_TYPE and not has_pyav():
+        raise ValueError(f"a type other than {VIDEO_TYPE!r}: {MISSING_PYAV}")
+    return output_type
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +50,7 @@ class SamplingParams(Strict):
         "seed of the first output, the next ones count up; None: drawn at random",
     )
     num_outputs: int = option(1, whole(1, 64), "outputs for this prompt")
-    output_type: str = option("pil", choice(*OUTPUT_TYPES), "what `DiffusionResult.outputs` holds")
+    output_type: str = option("pil", _output_type, "what `DiffusionResult.outputs` holds")
     output_options: dict[str, Any] = option({}, table(), "options of the encoder, such as quality")
     preview_steps: int = option(
         0, whole(0, 10_000), "previews, evenly spaced over the steps; needs mode 'step'"

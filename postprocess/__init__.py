@@ -10,24 +10,32 @@ from .encode import encode, to_pil
 from .options import (
     OUTPUT_TYPES,
     QUANTIZED_TYPES,
+    VIDEO_TYPE,
     PostprocessOptions,
     check_output_options,
 )
 from .postprocessor import Postprocessor, RawPostprocessor, SignedPostprocessor
 from .registry import get_postprocessor, register_postprocessor
+from .video import MISSING_PYAV, VideoInfo, encode_video, has_pyav, read_video_info
 
 __all__ = [
+    "MISSING_PYAV",
     "OUTPUT_TYPES",
     "QUANTIZED_TYPES",
+    "VIDEO_TYPE",
     "PostprocessOptions",
     "Postprocessor",
     "RawPostprocessor",
     "SignedPostprocessor",
+    "VideoInfo",
     "check_output_options",
     "denormalize",
     "encode",
+    "encode_video",
     "get_postprocessor",
+    "has_pyav",
     "quantize",
+    "read_video_info",
     "register_postprocessor",
     "to_pil",
 ]

@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 
 ENCODED_TYPES = ("png", "jpeg", "webp")
-QUANTIZED_TYPES = ("pil", *ENCODED_TYPES, "uint8")
+PICTURE_TYPES = ("pil", *ENCODED_TYPES)
+VIDEO_TYPE = "mp4"
+QUANTIZED_TYPES = (*PICTURE_TYPES, "uint8", VIDEO_TYPE)
 """Types made of 8-bit samples; for these the device sends 8-bit samples."""
-OUTPUT_TYPES = (*QUANTIZED_TYPES, "np", "pt", "latent", "raw")
+OUTPUT_TYPES = (*PICTURE_TYPES, "uint8", "np", "pt", "latent", "raw", VIDEO_TYPE)
 """All output types:
 
 * ``"pil"``: PIL image;
@@ -18,10 +20,11 @@ OUTPUT_TYPES = (*QUANTIZED_TYPES, "np", "pt", "latent", "raw")
 * ``"np"``: numpy array (H, W, C), float32, 0..1, as in diffusers;
 * ``"pt"``: torch tensor (C, H, W), 0..1, in the pipeline's own float type;
 * ``"latent"``: `HostTensor` of one output's latents;
-* ``"raw"``: `HostTensor` of everything that the pipeline returned for the request.
+* ``"raw"``: `HostTensor` of everything that the pipeline returned for the request;
+* ``"mp4"``: bytes of a file with a whole video, see `encode_video`; needs ``sidestream[video]``.
 
-Each video is a list of frames for "pil" and the encoded types, and an array with a first axis for
-the frames otherwise.
+For the types before "mp4", each video is a list of frames, if pictures are PIL images or bytes, and
+an array with a first axis for the frames otherwise.
 """
 
 
@@ -29,10 +32,11 @@ class PostprocessOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the encoders.
 
     Args:
-        quality: Of JPEG and WebP, 1..100.
+        quality: Of JPEG, WebP and MP4, 1..100.
         compress_level: Of PNG, 0..9. Level 1 takes a fifth of the time of level 6, for a file
             that is some percent larger.
         lossless: Whether WebP keeps every sample; `quality` is then the effort.
+        fps: Frames per second of MP4, 1..120.
 
     Raises:
         ValueError: A value is out of range.
@@ -41,12 +45,15 @@ class PostprocessOptions(msgspec.Struct, frozen=True, kw_only=True):
     quality: int = 90
     compress_level: int = 1
     lossless: bool = False
+    fps: int = 16
 
     def __post_init__(self) -> None:
         if not 1 <= self.quality <= 100:
             raise ValueError(f"quality must be 1 to 100, not {self.quality}")
         if not 0 <= self.compress_level <= 9:
             raise ValueError(f"compress_level must be 0 to 9, not {self.compress_level}")
+        if not 1 <= self.fps <= 120:
+            raise ValueError(f"fps must be 1 to 120, not {self.fps}")
 
 
 OPTION_NAMES = PostprocessOptions.__struct_fields__

@@ -9,7 +9,15 @@ import numpy.typing as npt
 from ..ipc_ext.tensors import HostTensor
 from .device import denormalize, quantize
 from .encode import encode, to_pil
-from .options import ENCODED_TYPES, QUANTIZED_TYPES, PostprocessOptions, check_output_options
+from .options import (
+    ENCODED_TYPES,
+    PICTURE_TYPES,
+    QUANTIZED_TYPES,
+    VIDEO_TYPE,
+    PostprocessOptions,
+    check_output_options,
+)
+from .video import encode_video
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +114,7 @@ class Postprocessor:
         (tensor,) = tensors.values()
         if tensor.dtype != "uint8" or len(tensor.shape) != 3 or tensor.shape[-1] != 3:
             raise ValueError(f"a tensor of shape {tensor.shape} and {tensor.dtype} is no preview")
-        kind = output_type if output_type in QUANTIZED_TYPES else "uint8"
+        kind = output_type if output_type in PICTURE_TYPES else "uint8"
         return [_finish(tensor.numpy(), kind, chosen)]
 
 
@@ -196,6 +204,8 @@ def _finish(row: npt.NDArray[np.uint8], output_type: str, options: PostprocessOp
     """Make one output of (H, W, C) or (F, H, W, C) bytes."""
     if output_type == "uint8":
         return row
+    if output_type == VIDEO_TYPE:
+        return encode_video(row, options)
     if row.ndim == 4:
         return [_finish(frame, output_type, options) for frame in row]
     return encode(row, output_type, options) if output_type in ENCODED_TYPES else to_pil(row)

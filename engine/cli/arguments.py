@@ -107,6 +107,10 @@ def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[Diff
     width, height = options["size"] or (None, None)
     every = options["preview_every"]
     extra = dict(options["arguments"])
+    output: dict[str, Any] = {"output_type": "uint8"}
+    if options["file_format"] == "mp4":
+        encoding = {name: options[name] for name in ("quality", "fps")}
+        output = {"output_type": "mp4", "output_options": encoding}
     if options["image"] is not None:
         extra["image"] = _open_image(options["image"])
     requests = []
@@ -121,7 +125,7 @@ def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[Diff
                 num_inference_steps=options["steps"],
                 guidance_scale=options["guidance"],
                 seed=seed,
-                output_type="uint8",
+                **output,
                 preview_steps=PREVIEWS if options["preview"] and not every else 0,
                 preview_every=every or 0,
                 extra_args=extra,

@@ -31,7 +31,7 @@ Examples:
   sidestream generate "a large red circle above a small blue square" -n 4
   sidestream generate -f prompts.txt -o out/ --executor mp --batch 4 --seed 1
   sidestream generate "a lighthouse" --model /models/sdxl --steps 28 --size 1024x1024
-  sidestream generate "waves" --model /models/wan --arg num_frames=33 --format webp
+  sidestream generate "waves" --model /models/wan --arg num_frames=33 --format mp4
   sidestream generate -f prompts.txt --mode step --batch 4 --preview
   sidestream generate "a cat" --config engine.toml --set output_ring_bytes=1073741824
 """
@@ -71,16 +71,16 @@ def _file(**settings: Any) -> click.Path:
 @_option(
     "--format",
     "file_format",
-    type=click.Choice(["png", "jpeg", "webp"]),
+    type=click.Choice(["png", "jpeg", "webp", "mp4"]),
     default="png",
-    help="Kind of file.",
+    help="Kind of file; mp4 is for videos, and needs sidestream[video].",
 )
 @_option(
     "--quality",
     type=click.IntRange(1, 100, clamp=False),
     metavar="1..100",
     default=90,
-    help="Of JPEG and WebP.",
+    help="Of JPEG, WebP and MP4.",
 )
 @_option(
     "--fps",

@@ -46,7 +46,7 @@ class Painter:
 
     Args:
       config: of the engine.
-      requests: each with one output of type "uint8", and a seed.
+      requests: each with one output, of type "uint8" or encoded already, and a seed.
       files: where outputs go.
       quiet: show no progress bar.
     """
@@ -122,7 +122,7 @@ class Painter:
         self._meter.done(index)
         self._room.release()
 
-    def _save(self, output: Samples, stem: str, preview: PreviewFile) -> Path:
+    def _save(self, output: Samples | bytes, stem: str, preview: PreviewFile) -> Path:
         path = self._files.save(output, stem)
         preview.remove()
         return path

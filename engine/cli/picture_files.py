@@ -35,8 +35,8 @@ class PictureFiles:
 
     Args:
       folder: exists.
-      file_format: "png", "jpeg" or "webp". A video becomes one animated file, but for JPEG, which
-        cannot hold one, a folder of frames.
+      file_format: "png", "jpeg", "webp" or "mp4". A video becomes one animated file, but for JPEG,
+        which cannot hold one, a folder of frames. "mp4" is for videos that are encoded already.
       quality: of JPEG and WebP, 1..100.
       fps: frames per second of a video.
     """
@@ -46,17 +46,19 @@ class PictureFiles:
     quality: int = 90
     fps: int = 16
 
-    def save(self, samples: Samples, stem: str) -> Path:
+    def save(self, samples: Samples | bytes, stem: str) -> Path:
         """Write one output and return where.
 
         Args:
-          samples: (H, W, C) or, for a video, (F, H, W, C), uint8.
+          samples: (H, W, C) or, for a video, (F, H, W, C), uint8; or what is to be in the file.
           stem: the name; if it is taken, a number is added.
 
         Raises:
           OSError: it cannot be written.
           ValueError: it is no picture, or the format cannot hold it.
         """
+        if isinstance(samples, bytes):
+            return self._write(samples, stem)
         if samples.ndim not in (3, 4) or samples.shape[-1] not in (1, 3, 4) or 0 in samples.shape:
             raise ValueError(f"the model returned a tensor of shape {samples.shape}, no picture")
         if samples.ndim == 3:

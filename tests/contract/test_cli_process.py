@@ -9,6 +9,8 @@ import psutil
 import pytest
 from PIL import Image
 
+from sidestream.postprocess import read_video_info
+
 COMMAND = [sys.executable, "-m", "sidestream.engine", "generate"]
 PATIENCE = 120
 SLOW = ("--set", "model_options.forward_ms=60000", "--set", "model_options.steps=300")
@@ -70,6 +72,24 @@ def test_a_video_is_one_file(tmp_path):
     assert done.returncode == 0, done.stderr
     with Image.open(tmp_path / "waves-1.webp") as image:
         assert image.n_frames == 5
+
+
+def test_a_video_can_be_an_mp4(tmp_path):
+    done = generate(
+        *("waves", "-o", tmp_path, "--model", "random:wan", "--seed", 1, "-q", "--format", "mp4"),
+        *("--fps", 8, "--arg", "num_frames=5", "--size", 32, "--steps", 1),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/waves-1.mp4\n"
+    info = read_video_info((tmp_path / "waves-1.mp4").read_bytes())
+    assert info == (32, 32, 5, 8)
+
+
+def test_a_picture_is_no_mp4(tmp_path):
+    done = generate("a cat", "-o", tmp_path, "-q", "--format", "mp4")
+    assert done.returncode == 2
+    assert "makes image, no video" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_previews_are_gone_when_their_outputs_are_there(tmp_path):

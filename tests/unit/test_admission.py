@@ -49,6 +49,14 @@ def test_an_argument_that_the_pipeline_does_not_take():
         admit(capabilities={"arguments": ["image"], "required": []})
 
 
+def test_only_a_video_can_be_an_mp4():
+    with pytest.raises(RequestError, match="'mp4': FakePipeline makes image, no video"):
+        admit(output_type="mp4")
+    with pytest.raises(RequestError, match="output_options: fps must be 1 to 120, not 0"):
+        admit(output_type="mp4", output_options={"fps": 0}, capabilities={"media": "video"})
+    assert admit(output_type="mp4", capabilities={"media": "video"}).call == {"prompt": "a"}
+
+
 def test_hints_hold_no_reserved_name():
     with pytest.raises(RequestError) as refusal:
         admit(extra_args={"generatr": 1})

@@ -28,6 +28,9 @@ NOTHING = {
     "guidance": None,
     "seed": None,
     "count": 1,
+    "file_format": "png",
+    "quality": 90,
+    "fps": 16,
     "preview": False,
     "preview_every": None,
     **dict.fromkeys(CONFIG_OPTIONS),
@@ -137,6 +140,13 @@ def test_each_output_is_a_request_and_seeds_count_up():
         sampling = request.sampling
         assert (sampling.width, sampling.height, sampling.num_inference_steps) == (64, 32, 3)
         assert (sampling.num_outputs, sampling.output_type) == (1, "uint8")
+
+
+def test_only_videos_are_encoded_by_the_engine():
+    encoded = {"file_format": "mp4", "quality": 70, "fps": 8}
+    sampling = requests_of(["a"], NOTHING | encoded)[0].sampling
+    assert sampling.output_type == "mp4"
+    assert sampling.output_options == {"quality": 70, "fps": 8}
 
 
 def test_without_a_seed_every_prompt_draws_its_own():

@@ -19,6 +19,7 @@ from sidestream.postprocess import (
     SignedPostprocessor,
     check_output_options,
     get_postprocessor,
+    read_video_info,
     register_postprocessor,
 )
 
@@ -103,6 +104,8 @@ def test_encoder_options_matter():
         ({"compress_level": 10}, "compress_level must be 0 to 9, not 10"),
         ({"compress_level": -1}, "compress_level must be 0 to 9, not -1"),
         ({"quality": "best"}, r"Expected `int`, got `str` - at `\$.quality`"),
+        ({"fps": 0}, "fps must be 1 to 120, not 0"),
+        ({"fps": 121}, "fps must be 1 to 120, not 121"),
         ({"qualty": 5}, "'qualty'; did you mean 'quality'"),
     ],
 )
@@ -136,6 +139,9 @@ def test_videos_come_one_by_one(output_type):
     if output_type == "raw":
         (tensor,) = got
         assert tensor.shape == (2, 5, 3, 8, 12)
+        return
+    if output_type == "mp4":
+        assert [read_video_info(video)[:3] for video in got] == [(12, 8, 5)] * 2
         return
     assert len(got) == 2
     for index, video in enumerate(got):
@@ -235,7 +241,7 @@ def test_the_package_does_not_import_torch():
 
 
 def test_quantized_types_are_those_made_of_bytes():
-    assert set(QUANTIZED_TYPES) == {"pil", "png", "jpeg", "webp", "uint8"}
+    assert set(QUANTIZED_TYPES) == {"pil", "png", "jpeg", "webp", "uint8", "mp4"}
 
 
 @pytest.mark.parametrize(
@@ -248,8 +254,8 @@ def test_previews_are_pictures_as_they_are_for_every_pipeline(output_type, proce
     (image,) = stage({"preview": host(samples)}, output_type)
     if output_type in ("png", "jpeg", "webp"):
         image = Image.open(io.BytesIO(image))
-    expected = np.ndarray if output_type not in QUANTIZED_TYPES or output_type == "uint8" else None
-    assert isinstance(image, expected or Image.Image)
+    pictures = ("pil", "png", "jpeg", "webp")
+    assert isinstance(image, Image.Image if output_type in pictures else np.ndarray)
     pixels = np.asarray(image)
     assert (pixels.dtype, pixels.shape) == (np.uint8, (4, 6, 3))
     if output_type not in ("jpeg", "webp"):
