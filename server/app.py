@@ -19,8 +19,10 @@ from .errors import add_handlers
 from .gate import Gate
 from .health import health_routes
 from .images import image_routes
+from .page_files import page_routes
 from .requests import request_routes
 from .service import Service
+from .timeline import timeline_routes
 
 
 def create_app(
@@ -42,8 +44,9 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    for routes in (image_routes, request_routes, health_routes):
+    for routes in (image_routes, request_routes, timeline_routes, health_routes):
         app.include_router(routes(service))
+    app.include_router(page_routes())
     add_handlers(app)
     # The last one is the outermost.
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, seconds=config.body_timeout_s)

@@ -63,9 +63,9 @@ def event_pieces(kind: str, picture: bytes, fields: Mapping[str, Any]) -> list[b
     return [start.encode(), *base64_pieces(picture), b'"}\n\n']
 
 
-def error_event(body: Mapping[str, Any]) -> bytes:
-    """Make the server-sent event that tells an error."""
-    return f"event: error\ndata: {json.dumps({'type': 'error', **body})}\n\n".encode()
+def plain_event(kind: str, fields: Mapping[str, Any]) -> bytes:
+    """Make a server-sent event without a picture."""
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
 class PiecesResponse(Response):

@@ -10,9 +10,10 @@ import trio
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ..engine import Completed, DiffusionRequest, Event, Preview
-from .encoding import error_event, event_pieces
+from ..engine import Completed, DiffusionRequest, Event, Preview, Progress, Queued, Started
+from .encoding import event_pieces, plain_event
 from .errors import ApiError
+from .metrics import phases_of
 from .service import Service
 
 START: Message = {
@@ -27,24 +28,32 @@ START: Message = {
 
 
 class ImageEventStream(Response):
-    """Runs a request while it is sent: ``partial_image`` events, then one ``completed`` for each
-    picture, or an ``error``.
+    """Runs a request while it is sent: ``partial_image`` and perhaps ``progress`` events, then one
+    ``completed`` for each picture, or an ``error``.
 
     Args:
       service: runs it.
       request: with previews, if there are to be any.
       kind: of the events, before the dot: ``image_generation`` or ``image_edit``.
       fields: of every event.
+      progress: whether to tell the place in the queue, and each step.
     """
 
     def __init__(
-        self, service: Service, request: DiffusionRequest, kind: str, fields: Mapping[str, Any]
+        self,
+        service: Service,
+        request: DiffusionRequest,
+        kind: str,
+        fields: Mapping[str, Any],
+        *,
+        progress: bool = False,
     ) -> None:
         super().__init__()
         self._service = service
         self._request = request
         self._kind = kind
         self._fields = {**fields, "created_at": int(time.time())}
+        self._progress = progress
         self._previews = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +74,7 @@ class ImageEventStream(Response):
         except ApiError as error:
             if not begun:
                 raise
-            await send(_body(error_event(error.body())))
+            await send(_body(plain_event("error", error.body())))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pieces(self, event: Event) -> Sequence[bytes]:
@@ -77,18 +86,35 @@ class ImageEventStream(Response):
             )
         if isinstance(event, Completed):
             result = event.result
+            timings = phases_of(result.timings)
             return [
                 piece
                 for index, picture in enumerate(self._service.pictures_of(result))
-                for piece in await self._encoded("completed", picture, seed=result.seed + index)
+                for piece in await self._encoded(
+                    "completed", picture, seed=result.seed + index, timings=timings
+                )
             ]
-        return ()
+        told = progress_of(event) if self._progress else None
+        return () if told is None else [plain_event(f"{self._kind}.progress", told)]
 
     async def _encoded(self, kind: str, picture: bytes, **fields: Any) -> list[bytes]:
         with self._service.metrics.encode_seconds.time():
             return await trio.to_thread.run_sync(
                 event_pieces, f"{self._kind}.{kind}", picture, {**self._fields, **fields}
             )
+
+
+def progress_of(event: Event) -> dict[str, Any] | None:
+    """Return what a ``progress`` event tells, None of events that have one of their own."""
+    match event:
+        case Queued(position=position):
+            return {"state": "queued", "queue_position": position}
+        case Started():
+            return {"state": "running"}
+        case Progress(step=step, total=total, eta=eta):
+            return {"state": "running", "step": step, "total": total, "eta": eta}
+        case _:
+            return None
 
 
 def _body(piece: bytes) -> Message:

@@ -9,10 +9,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import ApiError
+from .page_files import PATHS as PAGE_PATHS
 from .service import Service
 
-OPEN_PATHS = ("/livez", "/readyz", "/health")
-"""Probes have no keys."""
+OPEN_PATHS = ("/livez", "/readyz", "/health", *PAGE_PATHS)
+"""Probes have no keys, nor has whoever first opens the page."""
 WORK_PATHS = ("/v1/images/generations", "/v1/images/edits")
 """Where a POST needs a place in the queue."""
 

@@ -81,7 +81,7 @@ async def _answer(
         "request_id": request_id,
     }
     if params.stream:
-        return ImageEventStream(service, request, kind, fields)
+        return ImageEventStream(service, request, kind, fields, progress=params.stream_progress)
     result = await _result(service, request)
     pictures = service.pictures_of(result)
     fields |= {"created": int(time.time()), "timings": phases_of(result.timings)}

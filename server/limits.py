@@ -36,6 +36,8 @@ def make_request(
         raise _invalid("background", "must be 'auto' or 'opaque': pictures are not transparent")
     if params.partial_images and not params.stream:
         raise _invalid("partial_images", "needs 'stream'")
+    if params.stream_progress and not params.stream:
+        raise _invalid("stream_progress", "needs 'stream'")
     width, height = _size(params.size, params.n, config)
     return DiffusionRequest(
         params.prompt,

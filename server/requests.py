@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
 
+from ..engine import DiffusionEngine
+from .config import ServerConfig
 from .errors import ApiError
 from .schemas import ERRORS, CancelAnswer, ModelList, ModelObject, RequestStatus
 from .service import Service
@@ -66,4 +70,53 @@ def _model(service: Service) -> ModelObject:
         media=engine.capabilities["media"],
         accepts_image="image" in engine.capabilities["arguments"],
         mode=engine.config.mode,
+        parameters=_parameters(engine),
+        defaults=_defaults(engine.capabilities),
+        limits=_limits(service.config),
     )
+
+
+_ARGUMENTS = {
+    "prompt": "prompt",
+    "negative_prompt": "negative_prompt",
+    "size": "height",
+    "num_inference_steps": "num_inference_steps",
+    "guidance_scale": "guidance_scale",
+    "seed": "generator",
+}
+"""What pipelines call the fields of a body."""
+
+
+def _parameters(engine: DiffusionEngine) -> list[str]:
+    """Return the fields that change what the model makes."""
+    capabilities = engine.capabilities
+    accepted, accepts_any = capabilities["arguments"], capabilities["accepts_any"]
+    fields = [field for field, name in _ARGUMENTS.items() if accepts_any or name in accepted]
+    if capabilities["num_outputs"] is not None:
+        fields.append("n")
+    if engine.config.mode == "step" and capabilities.get("previews", False):
+        fields.append("partial_images")
+    return fields
+
+
+def _defaults(capabilities: Mapping[str, Any]) -> dict[str, str | float]:
+    """Return what the model takes where a body says nothing."""
+    defaults: dict[str, str | float] = {}
+    width, height = capabilities["width"], capabilities["height"]
+    if width and height:
+        defaults["size"] = f"{width}x{height}"
+    for name in ("num_inference_steps", "guidance_scale"):
+        value = capabilities["defaults"].get(name)
+        if type(value) in (int, float) and math.isfinite(value):
+            defaults[name] = value
+    return defaults
+
+
+def _limits(config: ServerConfig) -> dict[str, int]:
+    return {
+        "n": config.max_n,
+        "num_inference_steps": config.max_steps,
+        "side": config.max_side,
+        "pixels": config.max_pixels,
+        "prompt": config.max_prompt_chars,
+    }

@@ -50,6 +50,7 @@ class ImageParams(BaseModel):
         le=3,
         description="Previews to send; needs `stream`, and an engine in step mode.",
     )
+    stream_progress: bool = Field(False, description="Send `progress` events too; needs `stream`.")
     user: str | None = Field(None, max_length=256, description="Ignored.")
     safety_identifier: str | None = Field(None, max_length=256, description="Ignored.")
     moderation: Literal["auto", "low"] | None = Field(None, description="Ignored.")
@@ -117,7 +118,9 @@ class ImagesAnswer(BaseModel):
 class ServerSentEvent(BaseModel):
     """An event of an answer with `stream`."""
 
-    event: str = Field(description="`image_generation.partial_image`, `.completed`, or `error`.")
+    event: str = Field(
+        description="`image_generation.partial_image`, `.progress`, `.completed`, or `error`."
+    )
     data: str = Field(description="A JSON object with `type` and `b64_json`, or `error`.")
 
 
@@ -152,6 +155,11 @@ class ModelObject(BaseModel):
     media: str
     accepts_image: bool
     mode: str
+    parameters: list[str] = Field(
+        description="Fields of `POST /v1/images/generations` that change what it makes."
+    )
+    defaults: dict[str, str | float] = Field(description="Of these fields, as far as known.")
+    limits: dict[str, int] = Field(description="Of the server: the most of each.")
 
 
 class ModelList(BaseModel):

@@ -239,6 +239,7 @@ async def test_the_description_of_the_api_is_complete():
         "/v1/models/{model}",
         "/v1/requests/{request_id}",
         "/v1/requests/{request_id}/cancel",
+        "/v1/timeline",
         "/livez",
         "/readyz",
         "/health",
