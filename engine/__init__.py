@@ -6,6 +6,7 @@
 Everything here is to be used from within a Trio run.
 """
 
+from .chrome_trace import chrome_trace as chrome_trace
 from .config import EngineConfig as EngineConfig
 from .diffusion_engine import DiffusionEngine as DiffusionEngine
 from .errors import (

@@ -7,7 +7,11 @@ from typing import Any
 
 import click
 
-COMMANDS = {"serve": ("sidestream.server.cli", "server")}
+COMMANDS = {
+    "bench": ("sidestream.server.bench.cli", "server"),
+    "serve": ("sidestream.server.cli", "server"),
+    "trace": ("sidestream.engine.cli.trace", "trace"),
+}
 """Name of a command: the module that has it under this name, and the extra that it needs."""
 
 

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import trio
 
 from ..config import EngineConfig
 from ..diffusion_engine import DiffusionEngine
-from ..errors import ExecutionError, SidestreamError
+from ..errors import ExecutionError
 from ..opening import open_engine
 from ..request import DiffusionRequest
 from ..result import Event, Preview, Progress
 from .meter import Meter
+from .outcome import Outcome, one_line
 from .picture_files import PictureFiles, PreviewFile, Samples, slug
-
-FATAL = (SidestreamError, OSError, ValueError)
-"""What ends a whole batch; an `ExecutionError` ends its own request only."""
-
-
-def one_line(message: str) -> str:
-    """Return a message as this program's line on stderr; of a traceback in it, only the end."""
-    head, traceback, rest = message.partition("Traceback (most recent call last):")
-    if traceback:
-        message = head + rest.strip().rpartition("\n")[2]
-    return f"sidestream: {' '.join(message.split())}"
-
-
-@dataclass
-class Outcome:
-    """What has become of a batch so far."""
-
-    painted: int = 0
-    failed: list[ExecutionError] = field(default_factory=list)
-    fatal: Exception | None = None
-    signal: signal.Signals | None = None
 
 
 class Painter:
@@ -78,28 +56,17 @@ class Painter:
         Names of files are printed on stdout as they are written, errors of single requests on
         stderr.
         """
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, self._meter:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._stop_at, signals, nursery.cancel_scope)
-                try:
-                    await self._paint_all()
-                except* FATAL as group:
-                    self._outcome.fatal = _first(group)
-                nursery.cancel_scope.cancel()
+        await self._outcome.run(self._paint_all)
         return self._outcome
 
-    async def _stop_at(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
-        async for number in signals:
-            self._outcome.signal = signal.Signals(number)
-            scope.cancel()
-
     async def _paint_all(self) -> None:
-        async with open_engine(self._config) as engine:
-            self._meter.begin("painting")
-            async with trio.open_nursery() as nursery:
-                for index in range(len(self._requests)):
-                    await self._room.acquire()
-                    await nursery.start(self._paint_one, engine, index)  # admitted in this order
+        with self._meter:
+            async with open_engine(self._config) as engine:
+                self._meter.begin("painting")
+                async with trio.open_nursery() as nursery:
+                    for index in range(len(self._requests)):
+                        await self._room.acquire()
+                        await nursery.start(self._paint_one, engine, index)  # admitted in order
 
     async def _paint_one(
         self, engine: DiffusionEngine, index: int, task_status: trio.TaskStatus[None]
@@ -117,7 +84,7 @@ class Painter:
             self._meter.print(one_line(f"{request.prompt!r}: {error}"), sys.stderr)
         else:
             path = await trio.to_thread.run_sync(self._save, result.output, stem, preview)
-            self._outcome.painted += 1
+            self._outcome.completed += 1
             self._meter.print(str(path), sys.stdout)
         self._meter.done(index)
         self._room.release()
@@ -137,8 +104,3 @@ class Painter:
 def _stem(request: DiffusionRequest) -> str:
     """Return what the names of a request's files begin with."""
     return f"{slug(request.prompt or '')}-{request.sampling.seed}"
-
-
-def _first(group: BaseExceptionGroup[Exception]) -> Exception:
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -15,7 +15,7 @@ from sidestream.engine.cli.arguments import (
     read_prompts,
     requests_of,
 )
-from sidestream.engine.cli.painting import one_line
+from sidestream.engine.cli.outcome import one_line
 
 NOTHING = {
     "settings": (),
