@@ -17,6 +17,8 @@ from .errors import ConfigError
 from .strict import Strict, choice, flag, number, option, table, text, whole
 
 MEBIBYTE = 1 << 20
+SIZES_LIMIT = 256
+SIDE_LIMIT = 65_536
 
 
 def _executor(value: Any) -> Any:
@@ -45,6 +47,19 @@ def _plain_table(value: Any) -> Any:
     if size > CALL_LIMIT:
         raise ValueError(f"a table of at most {CALL_LIMIT} bytes when encoded")
     return copy
+
+
+def _sizes(value: Any) -> Any:
+    """Accept a list of pairs: width and height."""
+    valid = "a list of pairs [width, height] of whole numbers from 1 to 65536"
+    if not isinstance(value, (list, tuple)) or len(value) > SIZES_LIMIT:
+        raise ValueError(valid)
+    for pair in value:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise ValueError(valid)
+        if any(type(side) is not int or not 1 <= side <= SIDE_LIMIT for side in pair):
+            raise ValueError(valid)
+    return tuple((width, height) for width, height in value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,6 +148,16 @@ class EngineConfig(Strict):
     device_stage: bool = option(
         True, flag(), "turn pictures into uint8 on the device, before the copy"
     )
+    cuda_graphs: Literal["auto", "off"] = option(
+        "off",
+        choice("auto", "off"),
+        "replay component calls as CUDA graphs, where that is proven to give the same bits",
+    )
+    cuda_graph_bytes: int | None = option(
+        None,
+        whole(1, optional=True),
+        "device memory that CUDA graphs may hold; None: a fifth of the device's",
+    )
     postprocess_threads: int = option(
         min(4, os.cpu_count() or 1), whole(1, 256), "threads for PIL conversion and encoding"
     )
@@ -140,6 +165,9 @@ class EngineConfig(Strict):
         4096, whole(0, 1 << 20), "ended requests whose phases are remembered"
     )
     warmup: bool = option(True, flag(), "run a small request at start-up")
+    warmup_sizes: tuple[tuple[int, int], ...] = option(
+        (), _sizes, "widths and heights to be warm for: graphs are captured, kernels chosen"
+    )
     on_worker_death: str = option(
         "fail", choice("fail"), "what the death of a worker does: 'fail' ends the engine"
     )

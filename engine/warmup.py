@@ -11,20 +11,51 @@ if TYPE_CHECKING:
     from .diffusion_engine import DiffusionEngine
 
 
+ROUNDS = 3
+STEPS = 4
+"""Merging is tried out in the first, merged calls are watched in the second, recorded in the third:
+calls that are made once for each request need as many rounds, calls of each step as many steps."""
+
+
 async def warm_up(engine: DiffusionEngine) -> None:
-    """Run a small request on each worker, unless it would need inputs that nobody can guess."""
-    capabilities = engine.capabilities
-    accepted = capabilities["arguments"]
-    steps = {"num_inference_steps": 1} if "num_inference_steps" in accepted else {}
-    prompt = "warm-up" if "prompt" in accepted else None
+    """Run a small request on each worker, and some of each size that is to be warm; unless they
+    would need inputs that nobody can guess."""
+    capabilities, config = engine.capabilities, engine.config
     if set(capabilities["required"]) - {"prompt"} or capabilities["from_image"]:
         return
+    await _run(engine, config.num_workers, steps=1, one_by_one=True)
+    if not {"width", "height"} <= set(capabilities["arguments"]):
+        return
+    for width, height in config.warmup_sizes:
+        for together in sorted({1, config.max_num_seqs}):
+            # The first ones leave before the others have come: a wave that is full comes later.
+            count = config.num_workers * (config.dispatch_depth + 1) * together
+            count = min(count, config.max_queued_requests)
+            for _ in range(ROUNDS):
+                await _run(engine, count, steps=STEPS, width=width, height=height)
+
+
+async def _run(
+    engine: DiffusionEngine, count: int, *, steps: int, one_by_one: bool = False, **size: int
+) -> None:
+    """Run some requests.
+
+    Args:
+      engine: runs them.
+      count: how many.
+      steps: of each, if they can be told.
+      one_by_one: each has to be with a worker before the next one comes, so that they are spread.
+      size: width and height.
+    """
+    accepted = engine.capabilities["arguments"]
+    params = {"num_inference_steps": steps} if "num_inference_steps" in accepted else {}
+    prompt = "warm-up" if "prompt" in accepted else None
     async with AsyncExitStack() as streams:
         begun = []
-        for _ in range(engine.config.num_workers):
-            request = engine.stream(prompt, seed=0, output_type="raw", **steps)
+        for _ in range(count):
+            request = engine.stream(prompt, seed=0, output_type="raw", **params, **size)
             stream = await streams.enter_async_context(request)
-            while not isinstance(await anext(stream), Started):
+            while one_by_one and not isinstance(await anext(stream), Started):
                 pass
             begun.append(stream)
         for stream in begun:

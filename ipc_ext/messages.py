@@ -129,6 +129,8 @@ class Configure(Envelope, tag=True):
     mode: Literal["request", "step"]
     merge: bool
     device_stage: bool
+    graph_budget: int | None
+    """Bytes of device memory for recorded component calls; 0: none; None: the worker decides."""
 
 
 Form = Literal["torch", "numpy", "pil"]

@@ -62,7 +62,12 @@ class DiffusionWorker:
             device=device,
             dtype=configuration.dtype,
         )
-        self._runner = DiffusionModelRunner(pipeline, self._platform, merge=configuration.merge)
+        self._runner = DiffusionModelRunner(
+            pipeline,
+            self._platform,
+            merge=configuration.merge,
+            graph_budget=configuration.graph_budget,
+        )
         self._capabilities = self._runner.capabilities()
         self._defaults = dict(getattr(pipeline, "sidestream_defaults", None) or {})
         self._inputs = InputStore(segment.inputs, device)

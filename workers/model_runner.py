@@ -13,6 +13,7 @@ from .lanes import Batcher, Hub, Lane, Lockstep
 from .pace import Pace
 from .platform import Platform
 from .protocol_steps import ProtocolSteps
+from .replay import ReplayExecutor
 from .requests import Progress, RunnerEvents, RunnerOutput, RunnerRequest
 from .step_protocol import StepPipeline
 
@@ -32,17 +33,27 @@ class DiffusionModelRunner:
     first.
     """
 
-    def __init__(self, pipeline: Any, platform: Platform, *, merge: bool = True) -> None:
+    def __init__(
+        self,
+        pipeline: Any,
+        platform: Platform,
+        *,
+        merge: bool = True,
+        graph_budget: int | None = 0,
+    ) -> None:
         """Take over a pipeline.
 
         Args:
             pipeline: Any object called like a diffusers pipeline.
             platform: The platform of the device that it is on.
             merge: Whether calls of different requests may share one call of a component.
+            graph_budget: Bytes of device memory that recorded component calls may take; 0: none is
+                recorded; None: as the platform thinks fit.
         """
         self._pipeline = pipeline
         self._platform = platform
         self._hub = Hub(pipeline, platform, merge=merge)
+        self._replay = _replay_for(self._hub, platform, graph_budget)
         self._batcher = Batcher(self._hub)
         self._endings = Endings(platform)
         self._pace = Pace(platform)
@@ -110,6 +121,8 @@ class DiffusionModelRunner:
         requests. What is changed on the modules counts for open requests too.
         """
         self._hub.release()
+        if self._replay is not None:
+            self._replay.doubt()
 
     def statistics(self) -> dict[str, Any]:
         """Return counts of calls, merges and probes, and which calls are not merged and why: the
@@ -124,7 +137,22 @@ class DiffusionModelRunner:
             for (component, method, reason), count in reasons.most_common(REFUSALS_TOLD)
         ]
         plans = sum(bool(plan.readings) for plan in self._batcher.book)
-        return {**asdict(self._batcher.counts), "plans": plans, "refused": refused}
+        return {
+            **asdict(self._batcher.counts),
+            "plans": plans,
+            "refused": refused,
+            "graphs": None if self._replay is None else self._replay.statistics(),
+        }
+
+
+def _replay_for(hub: Hub, platform: Platform, budget: int | None) -> ReplayExecutor | None:
+    """Let a hub's calls be recorded and replayed, if the device can do it."""
+    graphs = None if budget == 0 else platform.graphs()
+    if graphs is None:
+        return None
+    executor = ReplayExecutor(hub, graphs, platform.graph_budget() if budget is None else budget)
+    hub.executor = executor
+    return executor
 
 
 class _Wave:

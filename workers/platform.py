@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from .graphs import CudaGraphs, Graphs
+
 _cuda: Any = torch.cuda  # much of it is untyped
 
 # CUDA errors that leave the context usable (driver_types.h): invalid value, memory allocation,
@@ -129,6 +131,16 @@ class Platform:
 
     def empty_cache(self) -> None:
         """Give memory that the allocator caches back to the device."""
+
+    # ------------------------------------------------------------------ recorded work
+
+    def graphs(self) -> Graphs | None:
+        """Return what records work on the device, None if nothing can."""
+        return None
+
+    def graph_budget(self) -> int:
+        """Return how many bytes of the device recorded work may hold if nobody says otherwise."""
+        return 0
 
     # ------------------------------------------------------------------ randomness and errors
 
@@ -248,6 +260,14 @@ class CudaPlatform(Platform):
     def empty_cache(self) -> None:
         """Give memory that the allocator caches back to the device."""
         torch.cuda.empty_cache()
+
+    def graphs(self) -> Graphs:
+        """Return what records work as CUDA graphs."""
+        return CudaGraphs(self.device)
+
+    def graph_budget(self) -> int:
+        """Return a fifth of the device's memory."""
+        return torch.cuda.mem_get_info(self.device)[1] // 5
 
     def default_generators(self) -> tuple[torch.Generator, ...]:
         """Return the global generators of the host and of this device."""

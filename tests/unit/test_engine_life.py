@@ -66,6 +66,30 @@ async def test_the_warm_up_gives_what_the_pipeline_takes(autojump_clock, argumen
         assert [wave[0].data.call for wave in executor.waves] == [call]
 
 
+async def test_the_warm_up_comes_to_each_size_alone_and_in_full_waves(autojump_clock):
+    class Pipeline(ServingExecutor):
+        capabilities = {  # noqa: RUF012
+            **CAPABILITIES,
+            "arguments": ["prompt", "width", "height", "num_inference_steps"],
+            "required": [],
+        }
+
+    sizes = [(64, 32), (16, 16)]
+    settings = {"warmup": True, "warmup_sizes": sizes, "max_num_seqs": 3}
+    async with open_fake(Pipeline, **settings) as (_, executor):
+        first, *others = executor.waves
+        assert [job.data.call for job in first] == [{"prompt": "warm-up", "num_inference_steps": 1}]
+        for width, height in sizes:
+            waves = [
+                [job.data.call for job in wave]
+                for wave in others
+                if (wave[0].data.call["width"], wave[0].data.call["height"]) == (width, height)
+            ]
+            assert all(call["num_inference_steps"] == 4 for wave in waves for call in wave)
+            assert sum(len(wave) == 1 for wave in waves) >= 3
+            assert sum(len(wave) == 3 for wave in waves) >= 3
+
+
 async def test_a_pipeline_that_needs_more_than_a_prompt_is_not_warmed_up(autojump_clock):
     class Pipeline(FakeExecutor):
         capabilities = {**CAPABILITIES, "required": ["prompt", "image"]}  # noqa: RUF012

@@ -107,6 +107,10 @@ class ThreadState:
         self.slots.complete(ambient.values)
         return self.slots.token(ambient.values)
 
+    def present(self) -> tuple[Modes, int]:
+        """Return the modes and the token of whose turn it is."""
+        return self._modes(), self.slots.token(self.slots.read())
+
     def forget_device(self) -> None:
         """Touch nothing on the device any more, which is lost: its generators keep their state."""
         self.generators[:] = [one for one in self.generators if one.device.type == "cpu"]

@@ -1,6 +1,6 @@
 """The hub: what the lanes of one pipeline share while they take turns on a thread."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -170,6 +170,17 @@ class Hub:
         token = self.thread.token_of(ambient)
         where = (id(call.module), call.method, modes, token, self._configuration)
         return Offer((*where, signature_of(arguments, rows)), arguments, rows)
+
+    def has_cache(self, module: nn.Module) -> bool:
+        """Whether a component has a feature cache, which decides on data what is computed."""
+        return self._caches.concern(module)
+
+    def surroundings(self) -> Hashable:
+        """Return what the component call that runs now depends on beside its arguments and the
+        values of weights: the thread's modes, and how the shared modules are configured."""
+        if self._configuration is None:
+            self._configuration = self._configurations.number()
+        return (*self.thread.present(), self._configuration)
 
     def publish(self, lane: Lane, module: nn.Module) -> None:
         """Show where the lane is to a cache's callbacks, which look at the shared pipeline."""

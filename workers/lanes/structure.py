@@ -1,6 +1,7 @@
 """Walking through arguments and results: dicts, lists, tuples, and objects that hold tensors."""
 
-from collections.abc import Hashable, Iterator
+import copy
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -46,6 +47,28 @@ def copied(value: Any) -> Any:
         return {key: copied(part) for key, part in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(copied, value))
+    return value
+
+
+def rebuilt(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Return a value built like another, with each tensor in it changed.
+
+    Args:
+        change: Makes the new tensor.
+        value: Any value; what is no tensor, and holds none, is taken over as it is.
+    """
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        parts = {key: rebuilt(change, part) for key, part in value.items()}
+        return parts if type(value) is dict else type(value)(**parts)
+    if isinstance(value, (list, tuple)):
+        items = (rebuilt(change, part) for part in value)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_record(value):
+        twin = copy.copy(value)
+        vars(twin).update({name: rebuilt(change, part) for name, part in vars(value).items()})
+        return twin
     return value
 
 
