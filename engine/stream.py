@@ -22,6 +22,7 @@ from .result import (
     RequestTimings,
     Started,
 )
+from .trace import RequestTrace
 
 HostStage = Callable[..., Awaitable[list[Any]]]
 
@@ -46,6 +47,11 @@ class RequestStream:
     def request_id(self) -> str:
         """The name of the request, for `DiffusionEngine.abort`."""
         return self._claim.request_id
+
+    @property
+    def trace(self) -> RequestTrace:
+        """When its phases took place, as far as it has come."""
+        return self._claim.trace
 
     def __aiter__(self) -> RequestStream:
         return self

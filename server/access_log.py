@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .disconnect import DISCONNECTED
 from .errors import CLIENT_CLOSED_REQUEST, ApiError
+from .exchange import CURRENT, Exchange
 from .gate import OPEN_PATHS
+from .log_lines import exchange_fields, line_of
 from .service import Service
 
 logger = logging.getLogger("sidestream.server.access")
 
 _REQUEST_ID = "sidestream.request_id"
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_QUIET_PATHS = (*OPEN_PATHS, "/metrics")
+"""What is asked for all the time, and not worth a line or a span."""
 
 
 def request_id_of(scope: Scope, wanted: str | None, is_taken: Callable[[str], bool]) -> str:
@@ -40,7 +44,8 @@ def request_id_of(scope: Scope, wanted: str | None, is_taken: Callable[[str], bo
 
 
 class AccessLog:
-    """Pure-ASGI middleware: names, counts and logs requests, and answers what nobody else has.
+    """Pure-ASGI middleware: names, counts, traces and logs requests, and answers what nobody else
+    has.
 
     Args:
       app: what answers.
@@ -56,20 +61,29 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
         scope[_REQUEST_ID] = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
-        began = time.monotonic()
-        status = 0
-        sent = 0
+        client = (scope.get("client") or ["-"])[0]
+        exchange = Exchange(scope[_REQUEST_ID], scope["method"], scope["path"], client)
+        token = CURRENT.set(exchange)
+        try:
+            with self._span(exchange, scope, headers):
+                await self._run(exchange, scope, receive, send)
+        finally:
+            CURRENT.reset(token)
+            self._log(exchange)
+
+    async def _run(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         complete = False
 
         async def noted(message: Message) -> None:
-            nonlocal status, sent, complete
+            nonlocal complete
             if message["type"] == "http.response.start":
-                status = message["status"]
+                exchange.status = message["status"]
                 MutableHeaders(scope=message)["X-Request-Id"] = scope[_REQUEST_ID]
             else:
-                sent += len(message.get("body", b""))
+                exchange.sent += len(message.get("body", b""))
                 complete = not message.get("more_body", False)
             await send(message)
 
@@ -77,39 +91,31 @@ class AccessLog:
             await self._app(scope, receive, noted)
         except Exception:
             logger.exception("request %s failed", scope[_REQUEST_ID])
-            if not status:
+            if not exchange.status:
                 error = ApiError(500, "internal error", code="internal")
                 await error.response()(scope, receive, noted)
         finally:
             if not complete:
-                status = CLIENT_CLOSED_REQUEST if scope.get(DISCONNECTED) else status or 503
-            self._log(scope, status, time.monotonic() - began, sent)
+                gone = scope.get(DISCONNECTED)
+                exchange.status = CLIENT_CLOSED_REQUEST if gone else exchange.status or 503
+            exchange.request_id = scope[_REQUEST_ID]
+            exchange.route = getattr(scope.get("route"), "path", None)
+            exchange.ended = time.monotonic_ns()
 
-    def _log(self, scope: Scope, status: int, seconds: float, sent: int) -> None:
-        route = scope.get("route")
-        path = "other" if route is None else route.path
-        self._service.metrics.http_requests.labels(path, str(status)).inc()
-        fields = {
-            "request_id": scope[_REQUEST_ID],
-            "method": scope["method"],
-            "path": scope["path"],
-            "status": status,
-            "seconds": round(seconds, 4),
-            "bytes": sent,
-            "client": (scope.get("client") or ["-"])[0],
-        }
-        level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
-        logger.log(level, line_of(fields, as_json=self._service.config.json_logs))
+    def _span(
+        self, exchange: Exchange, scope: Scope, headers: Headers
+    ) -> AbstractContextManager[None]:
+        telemetry = self._service.telemetry
+        if telemetry is None or exchange.path in _QUIET_PATHS:
+            return nullcontext()
+        return telemetry.exchange(exchange, scope, headers)
 
-
-def line_of(fields: dict[str, object], *, as_json: bool) -> str:
-    """Format a line of the log: a JSON object, or ``key=value`` words."""
-    if as_json:
-        return json.dumps(fields)
-    return " ".join(f"{name}={_word(value)}" for name, value in fields.items())
-
-
-def _word(value: object) -> str:
-    text = str(value)
-    plain = text.isascii() and text.isprintable() and not set(text) & set(' "=')
-    return text if plain else json.dumps(text)
+    def _log(self, exchange: Exchange) -> None:
+        route = exchange.route or "other"
+        self._service.metrics.http_requests.labels(route, str(exchange.status)).inc()
+        fields = exchange_fields(exchange)
+        quiet = exchange.path in _QUIET_PATHS and exchange.status != 401
+        level = logging.DEBUG if quiet else logging.INFO
+        if logger.isEnabledFor(level):
+            line = line_of(fields, as_json=self._service.config.json_logs)
+            logger.log(level, "%s", line, extra={"fields": fields})

@@ -6,11 +6,13 @@ lifespan, an engine that dies would leave a server that answers as if nothing ha
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from ..engine import DiffusionEngine
+from ..engine import ConfigError, DiffusionEngine
 from .access_log import AccessLog
 from .bodies import BodyLimit, DiscardUnread
 from .config import ServerConfig
@@ -26,7 +28,17 @@ from .timeline import timeline_routes
 
 
 def create_app(
-    engine: DiffusionEngine | None = None, config: ServerConfig | None = None
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+    from .telemetry import Telemetry
+
+OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+    engine: DiffusionEngine | None = None,
+    config: ServerConfig | None = None,
+    *,
+    tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """Make an app; for any ASGI server that runs on Trio.
 
@@ -36,7 +48,12 @@ def create_app(
       config: of the server.
     """
     config = config or ServerConfig()
-    service = Service(config, engine)
+      tracer_provider: makes the spans of requests, as OpenTelemetry calls it. None: if a collector
+        is configured, `serve` sends them there.
+
+    Raises:
+      ConfigError: a collector is configured, but what it takes to send to it is not installed.
+    service = Service(config, engine, _telemetry(config, tracer_provider))
     app = FastAPI(
         title="sidestream",
         version=version("sidestream"),
@@ -55,3 +72,26 @@ def create_app(
     app.add_middleware(AccessLog, service=service)
     app.add_middleware(DiscardUnread)
     return app
+
+
+def _telemetry(config: ServerConfig, provider: TracerProvider | None) -> Telemetry | None:
+    """Make what makes spans, if anybody wants them."""
+    source = "server.otlp_endpoint" if config.otlp_endpoint else _variable_with_endpoint()
+    if provider is None and source is None:
+        return None
+    try:
+        from .telemetry import Telemetry
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{source} needs {error.name}, which the extra brings: pip install 'sidestream[otel]'"
+        ) from error
+    return Telemetry(config.otlp_endpoint, provider)
+
+
+def _variable_with_endpoint() -> str | None:
+    """Return which environment variable names a collector, if spans are wanted at all."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() != "otlp":
+        return None
+    return next((name for name in OTLP_VARIABLES if os.environ.get(name)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import sys
@@ -13,10 +14,12 @@ from typing import Any
 import click
 import trio
 
-from ..engine import ConfigError, EngineConfig, SidestreamError, open_engine
+from ..engine import ConfigError, EngineConfig, SidestreamError
 from ..engine.cli.arguments import Assignment
 from .app import create_app
 from .config import ServerConfig
+from .keeper import EngineKeeper
+from .log_lines import JsonFormatter
 from .service import Service
 from .serving import open_listener, serve as serve_app, url_of
 
@@ -81,9 +84,18 @@ def serve(**options: Any) -> int:
     SIGTERM and Ctrl-C stop it when the requests under way are done; a second one at once.
     """
     engine_config, server_config = read_settings(options)
-    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
+    start_logging(as_json=server_config.json_logs)
     trio.run(run_server, engine_config, server_config)
     return 0
+
+
+def start_logging(*, as_json: bool) -> None:
+    """Write the log to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(message)s")
+    )
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 def read_settings(options: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
@@ -123,34 +135,32 @@ def _read_file(path: Path | None) -> dict[str, Any]:
 
 
 async def run_server(engine_config: EngineConfig, server_config: ServerConfig) -> None:
-    """Serve until a signal comes or the engine dies.
+    """Serve until a signal comes or the engine has died for good.
 
-    The server answers probes while the engine starts, and stops before it does.
+    The server answers probes while the engine starts, at first and whenever it starts again, and
+    stops before it does.
 
     Raises:
-      SidestreamError: the engine could not be started, or has died.
+      SidestreamError: the engine could not be started, or has died too often.
       OSError: the address is not to be had.
     """
     listener = open_listener(server_config)
     app = create_app(config=server_config)
     service: Service = app.state.service
     stop = trio.Event()
-    failure: SidestreamError | None = None
+    keeper = EngineKeeper(
+        engine_config, service, functools.partial(announce, url_of(listener), service)
+    )
 
     async def run_http() -> None:
         await serve_app(app, stop=stop, listener=listener)
         nursery.cancel_scope.cancel("the server has stopped")
 
+    failure: SidestreamError | None = None
     async with trio.open_nursery() as nursery:
         await nursery.start(_watch_signals, stop, nursery.cancel_scope, service)
         nursery.start_soon(run_http)
-        try:
-            async with open_engine(engine_config) as engine:
-                service.engine = engine
-                announce(url_of(listener), service)
-                failure = await engine.wait_dead()
-        except SidestreamError as error:
-            failure = error
+        failure = await keeper.run()
         stop.set()  # those who waited for the engine are still told that it has gone
     if failure is not None:
         raise failure
@@ -166,7 +176,7 @@ async def _watch_signals(
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for _ in signals:
-            if stop.is_set() or service.engine is None:
+            if stop.is_set() or not service.has_begun:
                 everything.cancel("told to stop")
             stop.set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from ..engine import ConfigError
 from ..engine.request import PROMPT_LIMIT
@@ -21,6 +22,19 @@ def _keys(value: Any) -> Any:
         if not key:
             raise ValueError("a list of non-empty strings of visible ASCII characters")
     return keys
+
+
+def _url(value: Any) -> Any:
+    """Accept the URL of something on the web, or nothing."""
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(text(2048)(value))
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return value
+    except ValueError:
+        pass
+    raise ValueError("a URL such as 'http://localhost:4318', or None")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,3 +85,14 @@ class ServerConfig(Strict):
 
     png_compress_level: int = option(1, whole(0, 9), "zlib level of PNG")
     json_logs: bool = option(False, flag(), "log lines as JSON objects")
+    otlp_endpoint: str | None = option(
+        None,
+        _url,
+        "URL of an OpenTelemetry collector (OTLP over HTTP) for traces; needs sidestream[otel];"
+        " None: what OTEL_EXPORTER_OTLP_ENDPOINT says, if anything",
+    )
+    max_engine_restarts: int = option(
+        3,
+        whole(0, 1000),
+        "how often in a row an engine that has died is started again before the server ends",
+    )

@@ -89,9 +89,15 @@ def busy(error: EngineBusyError, retry_after: int) -> ApiError:
     return ApiError(429, str(error), code="busy", headers={"Retry-After": str(retry_after)})
 
 
-def unavailable(message: str) -> ApiError:
-    """Say that there is no engine to run anything."""
-    return ApiError(503, message, code="unavailable")
+def unavailable(message: str, retry_after: int | None = None) -> ApiError:
+    """Say that there is no engine to run anything.
+
+    Args:
+      message: for people.
+      retry_after: seconds until there may be one; None: it will not be here.
+    """
+    headers = None if retry_after is None else {"Retry-After": str(retry_after)}
+    return ApiError(503, message, code="unavailable", headers=headers)
 
 
 def api_error(error: SidestreamError, *, began: bool = False) -> ApiError:

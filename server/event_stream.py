@@ -98,7 +98,7 @@ class ImageEventStream(Response):
         return () if told is None else [plain_event(f"{self._kind}.progress", told)]
 
     async def _encoded(self, kind: str, picture: bytes, **fields: Any) -> list[bytes]:
-        with self._service.metrics.encode_seconds.time():
+        with self._service.encoding():
             return await trio.to_thread.run_sync(
                 event_pieces, f"{self._kind}.{kind}", picture, {**self._fields, **fields}
             )

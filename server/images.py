@@ -85,7 +85,7 @@ async def _answer(
     result = await _result(service, request)
     pictures = service.pictures_of(result)
     fields |= {"created": int(time.time()), "timings": phases_of(result.timings)}
-    with service.metrics.encode_seconds.time():
+    with service.encoding():
         pieces = await trio.to_thread.run_sync(answer_pieces, pictures, result.seed, fields)
     return PiecesResponse(pieces)
 

@@ -55,7 +55,7 @@ def request_routes(service: Service) -> APIRouter:
     @router.post("/v1/requests/{request_id}/cancel", tags=["requests"])
     async def cancel_request(request_id: RequestName) -> CancelAnswer:
         """Cancel a request; answers when the worker has let go of it. Idempotent."""
-        cancelled = await service.ready_engine().abort(request_id)
+        cancelled = await service.abort(request_id)
         return CancelAnswer(id=request_id, cancelled=cancelled)
 
     return router

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import socket
+from contextlib import nullcontext
 
 import trio
 from fastapi import FastAPI
@@ -75,7 +76,9 @@ async def serve(
     listener = open_listener(service.config) if listener is None else listener
     server = _Server(app, service, listener)
     task_status.started(url_of(listener))  # the kernel takes connections from here on
-    await server.run(stop)
+    telemetry = service.telemetry
+    async with telemetry.exporting() if telemetry is not None else nullcontext():
+        await server.run(stop)
 
 
 class _Server:
@@ -100,6 +103,7 @@ class _Server:
                     await self._all_gone()
             finally:
                 for stream in self._streams:  # hypercorn shields what it sends
+                jobs.cancel("nobody could fetch what they make")
                     stream.socket.close()
                 connections.cancel_scope.cancel("the server stops")
 
@@ -108,7 +112,7 @@ class _Server:
             trio.serve_listeners, self._connection, [self._listener], handler_nursery=connections
         )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._service.metrics.watch_lag)
+            nursery.start_soon(self._service.metrics.watch)
             nursery.start_soon(accept)
             await stop.wait()
             nursery.cancel_scope.cancel("the server stops")

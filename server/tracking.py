@@ -7,12 +7,37 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..engine import Completed, DuplicateRequestError, Event, Progress, RequestStream, Started
+from ..engine import (
+    Completed,
+    DuplicateRequestError,
+    Event,
+    Progress,
+    RequestStream,
+    RequestTimings,
+    RequestTrace,
+    Started,
+)
 
 REMEMBERED = 1000
 """Requests that have ended and can still be asked about."""
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
+Interval = tuple[int, int]
+"""Begin and end, ns of CLOCK_MONOTONIC."""
+
+
+def phases_in(trace: RequestTrace) -> dict[str, Interval]:
+    """Return the phases that a request has come through, in order.
+
+    Of a forward that nobody waited for, only the end of the queueing is known.
+    """
+    phases = {
+        "queued": (trace.submitted, trace.forward_start or trace.dispatched or trace.ended),
+        "forward": (trace.forward_start, trace.forward_end),
+        "copy": (trace.copy_start, trace.copy_end),
+        "postprocess": (trace.postprocess_start, trace.postprocess_end),
+    }
+    return {name: phase for name, phase in phases.items() if all(phase)}
 
 
 @dataclass(slots=True)
@@ -25,16 +50,27 @@ class RequestRecord:
     step: int | None = None
     total: int | None = None
     eta: float | None = None
+    error: str | None = None
+    """The class of what ended it, unless it ended well."""
+    trace: RequestTrace | None = None
+    timings: RequestTimings | None = None
+    """Of what has been completed."""
 
     @property
     def ended(self) -> bool:
         """Whether it has an outcome."""
         return self.state not in ("queued", "running")
 
-    def end(self, state: State) -> None:
+    @property
+    def phases(self) -> dict[str, Interval]:
+        """The phases that it has come through, in order."""
+        return {} if self.trace is None else phases_in(self.trace)
+
+    def end(self, state: State, error: BaseException | None = None) -> None:
         """Note how it ended."""
         self.state = state
         self.eta = None
+        self.error = None if error is None else type(error).__name__
 
     def note(self, event: Event) -> None:
         """Note what the engine tells."""
@@ -43,7 +79,8 @@ class RequestRecord:
                 self.state = "running"
             case Progress(step=step, total=total, eta=eta):
                 self.step, self.total, self.eta = step, total, eta
-            case Completed():
+            case Completed(result=result):
+                self.timings = result.timings
                 self.end("completed")
             case _:
                 pass

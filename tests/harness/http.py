@@ -40,11 +40,14 @@ async def client_of(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 @asynccontextmanager
-async def served(engine: DiffusionEngine | None, **settings: Any) -> AsyncIterator[Served]:
+async def served(
+    engine: DiffusionEngine | None, *, tracer_provider: Any = None, **settings: Any
+) -> AsyncIterator[Served]:
     """Serve an engine on a free port, and stop in order at the end."""
     config = ServerConfig(**{"port": 0, "shutdown_grace_s": 0.0, **settings})
     listener = open_listener(config)
-    server = Served(create_app(engine, config), url_of(listener))
+    app = create_app(engine, config, tracer_provider=tracer_provider)
+    server = Served(app, url_of(listener))
 
     async def run() -> None:
         await serve(server.app, stop=server.stop, listener=listener)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
-from pathlib import Path
 
 import httpx2
 import psutil
@@ -20,6 +17,7 @@ from sidestream.engine.cli import cli, main
 from sidestream.server.cli import read_settings, serve
 
 from ..harness.http import GENERATIONS
+from ..harness.serve_process import serving, url_told_by
 from ..harness.surroundings import PATIENCE
 
 MODEL = ["painters:painter", "--set", "model_options.steps=1000", "--device", "cpu"]
@@ -32,47 +30,6 @@ def run(code):
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
-
-
-@contextmanager
-def serving(*arguments):
-    """Run ``sidestream serve`` until the end of the block."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[1] / "harness/pipelines"),
-        "PYTHONUNBUFFERED": "1",
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sidestream.engine", "serve", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    errors = []
-    reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
-    reader.start()
-
-    def end():
-        code = process.wait(PATIENCE)
-        reader.join(PATIENCE)
-        return code, errors[0]
-
-    with process:
-        process.end = end
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-            reader.join(PATIENCE)
-
-
-def url_told_by(process):
-    line = process.stdout.readline()
-    assert line.startswith("sidestream serves painters:painter at http://127.0.0.1:"), line
-    assert process.stdout.readline().startswith(f"  curl {line.split()[-1]}{GENERATIONS} ")
-    return line.split()[-1]
 
 
 def refuses(port):
@@ -157,7 +114,8 @@ def test_it_answers_probes_while_the_engine_starts():
 
 def test_it_ends_with_its_engine_and_those_who_wait_are_told():
     answers = []
-    with serving(*MODEL, *LONG, "--port", "0", "--executor", "mp") as process:
+    once = ("--set", "server.max_engine_restarts=0")
+    with serving(*MODEL, *LONG, "--port", "0", "--executor", "mp", *once) as process:
         thread = in_background(url_told_by(process), answers)
         (worker,) = psutil.Process(process.pid).children()
         worker.kill()
