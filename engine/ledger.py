@@ -341,8 +341,9 @@ class ClaimLedger:
         )
 
     def _forget_if_over(self, claim: Claim) -> None:
-        if claim.caller_left and claim.closed.is_set():
-            self._by_request.pop(claim.request_id, None)
+        if not (claim.caller_left and claim.closed.is_set()):
+            return
+        if self._by_request.pop(claim.request_id, None) is not None:  # else it is forgotten already
             self.traces.add(claim.trace)
             self._changed()
 
