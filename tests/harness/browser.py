@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import trio
-from playwright.sync_api import Locator, Page, sync_playwright
+from playwright.sync_api import ConsoleMessage, Locator, Page, sync_playwright
 
 from .surroundings import PATIENCE
 
@@ -21,45 +21,59 @@ REFUSED = "Failed to load resource"
 """How the console begins to tell of an answer that is an error."""
 
 
-async def browse(
-    url: str, script: Callable[[Page], Any], *, refusals: bool = False, **options: Any
-) -> Any:
-    """Open a page, run a script on it, and return what that returns.
+class Chromium:
+    """A browser, on a thread of its own; end it with `close`."""
 
-    Args:
-      url: of the page.
-      script: called in a thread.
-      refusals: whether answers may be errors; all else that the console tells is a failure.
-      options: of the page, such as ``color_scheme``.
-    """
-    return await trio.to_thread.run_sync(
-        functools.partial(_browse, url, script, refusals=refusals, **options)
-    )
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._thread.submit(self._launch).result()
 
-
-def _browse(url: str, script: Callable[[Page], Any], *, refusals: bool, **options: Any) -> Any:
-    complaints: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
+    def _launch(self) -> None:
+        self._playwright = sync_playwright().start()
+        self._browser = self._playwright.chromium.launch(
             executable_path=CHROMIUM,
             args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
             timeout=PATIENCE * 1000,
         )
-        page = browser.new_page(**options)
-        page.set_default_timeout(PATIENCE * 1000)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on(
-            "console",
-            lambda message: (
-                message.type in ("error", "warning") and complaints.append(message.text)
-            ),
-        )
-        page.goto(url)
-        result = script(page)
-        browser.close()
-    complaints = [text for text in complaints if not (refusals and text.startswith(REFUSED))]
-    assert not complaints, complaints
-    return result
+
+    def close(self) -> None:
+        """End it."""
+        self._thread.submit(self._browser.close).result()
+        self._thread.submit(self._playwright.stop).result()
+        self._thread.shutdown()
+
+    async def browse(
+        self, url: str, script: Callable[[Page], Any], *, refusals: bool = False, **options: Any
+    ) -> Any:
+        """Open a page that remembers nothing, run a script on it, and return what that returns.
+
+        Args:
+          url: of the page.
+          script: called on the browser's thread.
+          refusals: whether answers may be errors; all else that the console tells is a failure.
+          options: of the page, such as ``color_scheme``.
+        """
+        done = self._thread.submit(self._browse, url, script, refusals, options)
+        return await trio.to_thread.run_sync(done.result)
+
+    def _browse(
+        self, url: str, script: Callable[[Page], Any], refusals: bool, options: dict[str, Any]
+    ) -> Any:
+        complaints: list[str] = []
+        with self._browser.new_context(**options) as context:
+            context.set_default_timeout(PATIENCE * 1000)
+            page = context.new_page()
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("console", lambda message: complaints.extend(_complaint(message)))
+            page.goto(url)
+            result = script(page)
+        complaints = [text for text in complaints if not (refusals and text.startswith(REFUSED))]
+        assert not complaints, complaints
+        return result
+
+
+def _complaint(message: ConsoleMessage) -> list[str]:
+    return [message.text] if message.type in ("error", "warning") else []
 
 
 def ready(page: Page) -> None:

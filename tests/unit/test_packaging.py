@@ -101,6 +101,13 @@ def test_every_module_of_the_sources_is_in_the_wheel(distributions):
     assert sources <= packed
 
 
+def test_the_page_is_in_the_wheel(distributions):
+    _, wheel = distributions
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if name.startswith("sidestream/server/page/")}
+    assert packed == {f"sidestream/server/page/{p.name}" for p in (ROOT / "server/page").iterdir()}
+
+
 def test_the_sdist_can_be_built_from(distributions):
     sdist, _ = distributions
     with tarfile.open(sdist) as archive:
