@@ -26,8 +26,6 @@ from .requests import request_routes
 from .service import Service
 from .timeline import timeline_routes
 
-
-def create_app(
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
 
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
+
+def create_app(
     engine: DiffusionEngine | None = None,
     config: ServerConfig | None = None,
     *,
@@ -46,13 +46,13 @@ OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDP
       engine: what runs requests; None if it is still to start. Until ``app.state.service.engine``
         is set, the app answers 503.
       config: of the server.
-    """
-    config = config or ServerConfig()
       tracer_provider: makes the spans of requests, as OpenTelemetry calls it. None: if a collector
         is configured, `serve` sends them there.
 
     Raises:
       ConfigError: a collector is configured, but what it takes to send to it is not installed.
+    """
+    config = config or ServerConfig()
     service = Service(config, engine, _telemetry(config, tracer_provider))
     app = FastAPI(
         title="sidestream",

@@ -103,7 +103,6 @@ class _Server:
                     await self._all_gone()
             finally:
                 for stream in self._streams:  # hypercorn shields what it sends
-                jobs.cancel("nobody could fetch what they make")
                     stream.socket.close()
                 connections.cancel_scope.cancel("the server stops")
 
