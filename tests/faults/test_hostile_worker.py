@@ -134,7 +134,7 @@ def config_with(answer: Answer, greet: bytes | None = None) -> EngineConfig:
 
 def honest(worker: FakeWorker, request: NewRequestData) -> None:
     worker.send(request, "compute_done")
-    worker.send(request, "output_ready", output=(worker.piece(),), timings=Timings())
+    worker.send(request, "output_ready", output=(worker.piece(),), timings=Timings(1, 2, 3, 4))
 
 
 def garbage(worker: FakeWorker, request: NewRequestData) -> None:
@@ -202,7 +202,9 @@ def beside_the_tensor(worker: FakeWorker, request: NewRequestData) -> None:
 
 def incomplete(worker: FakeWorker, request: NewRequestData) -> None:
     worker.send(request, "compute_done")
-    worker.send(request, "output_ready", output=(worker.piece(nbytes=8),), timings=Timings())
+    worker.send(
+        request, "output_ready", output=(worker.piece(nbytes=8),), timings=Timings(1, 2, 3, 4)
+    )
 
 
 def without_timings(worker: FakeWorker, request: NewRequestData) -> None:
