@@ -92,6 +92,8 @@ def _parameters(engine: DiffusionEngine) -> list[str]:
     capabilities = engine.capabilities
     accepted, accepts_any = capabilities["arguments"], capabilities["accepts_any"]
     fields = [field for field, name in _ARGUMENTS.items() if accepts_any or name in accepted]
+    if capabilities["media"] == "video":
+        return [*fields, "seconds"] if accepts_any or "num_frames" in accepted else fields
     if capabilities["num_outputs"] is not None:
         fields.append("n")
     if engine.config.mode == "step" and capabilities.get("previews", False):

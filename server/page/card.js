@@ -12,9 +12,10 @@ export class Card {
   /**
    * @param {number} number For people.
    * @param {object} settings What was asked for.
+   * @param {string} size What is to be expected.
    * @param {{cancel, reuse, remove}} actions Called with the card.
    */
-  constructor(number, settings, actions) {
+  constructor(number, settings, size, actions) {
     this.number = number;
     this.settings = settings;
     this.results = [];
@@ -39,7 +40,7 @@ export class Card {
       this.details,
       this.actions,
     );
-    this.pictures.style.aspectRatio = (settings.size ?? "1x1").replace("x", " / ");
+    this.pictures.style.aspectRatio = size.replace("x", " / ");
     this.enter("waiting", "Waiting for its turn");
   }
 
@@ -107,12 +108,15 @@ export class Card {
     else this.pictures.append(image);
   }
 
-  /** Show the pictures, once all are there. */
-  finish() {
-    const { timings = null } = this.results.at(-1) ?? {};
-    const side = Math.ceil(Math.sqrt(this.results.length));
-    this.pictures.style.setProperty("--columns", side);
-    this.pictures.replaceChildren(...this.results.map((result) => this.picture(result)));
+  /** Show the pictures, once all are there and can be painted. */
+  async finish() {
+    const { timings = null } = this.results.at(-1);
+    const shown = this.results.map((result) => this.picture(result));
+    await Promise.all(shown.map((one) => one.querySelector("img")?.decode()));
+    if (this.state === "cancelling") return;
+    this.pictures.style.setProperty("--columns", Math.ceil(Math.sqrt(shown.length)));
+    this.pictures.style.aspectRatio = "";
+    this.pictures.replaceChildren(...shown);
     if (timings) this.details.replaceChildren(phases(timings));
     const what = this.results[0].blob.type.startsWith("video") ? "video" : "picture";
     this.enter("done", timings ? `Done in ${duration(timings.total * 1000)}` : "Done");

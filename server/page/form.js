@@ -81,7 +81,8 @@ export class Form {
   get size() {
     const [width, height] = [byId("width"), byId("height")];
     if (width.value === "" && height.value === "") return null;
-    return `${width.value || width.placeholder}x${height.value || height.placeholder}`;
+    const side = (input, other) => input.value || Number(input.placeholder) || other.value;
+    return `${side(width, height)}x${side(height, width)}`;
   }
 
   /** Put settings of an earlier picture into the fields, its seed included. */

@@ -23,10 +23,10 @@ export class Gallery {
     this.count = 0;
   }
 
-  /** Make something of settings. */
-  add(settings) {
+  /** Make something of settings, of an expected size. */
+  add(settings, size) {
     this.count += 1;
-    const card = new Card(this.count, settings, {
+    const card = new Card(this.count, settings, size, {
       cancel: () => this.cancel(card),
       reuse: () => this.events.reuse(card),
       remove: () => this.remove(card),
@@ -57,7 +57,7 @@ export class Gallery {
       for await (const update of updates) {
         if (!card.abort.signal.aborted) card.show(update);
       }
-      if (!card.abort.signal.aborted) card.finish();
+      if (!card.abort.signal.aborted) await card.finish();
     } catch (error) {
       if (card.abort.signal.aborted) return; // `cancel` tells the rest
       card.fail(error.message);

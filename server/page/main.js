@@ -72,7 +72,8 @@ byId("key-form").addEventListener("submit", () => {
 function generate() {
   if (byId("generate").disabled) return;
   const settings = form.read();
-  if (settings !== null) gallery.add(settings);
+  const size = settings?.size ?? form.model.defaults.size ?? "1x1";
+  if (settings !== null) gallery.add(settings, size);
 }
 
 byId("form").addEventListener("submit", (event) => {
