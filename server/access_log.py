@@ -23,7 +23,7 @@ logger = logging.getLogger("sidestream.server.access")
 
 _REQUEST_ID = "sidestream.request_id"
 _VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_QUIET_PATHS = (*OPEN_PATHS, "/metrics")
+_QUIET_PATHS = (*OPEN_PATHS, "/metrics", "/v1/timeline")
 """What is asked for all the time, and not worth a line or a span."""
 
 

@@ -74,8 +74,12 @@ def timeline_routes(service: Service) -> APIRouter:
     ) -> Timeline:
         """Tell when the forwards and copies of the latest requests took place."""
         engine = service.ready_engine()
-        traces = engine.traces(after)[-MOST:]
-        return timeline(traces, engine.statistics(), after, time.monotonic_ns())
+        # The one that is known already tells an engine from its successor, which counts anew.
+        traces = engine.traces(max(0, after - 1))
+        if after and not traces:
+            after, traces = 0, engine.traces()
+        news = [trace for trace in traces if trace.number > after][-MOST:]
+        return timeline(news, engine.statistics(), after, time.monotonic_ns())
 
     return router
 

@@ -56,13 +56,13 @@ export class Card {
   enter(state, text) {
     this.root.dataset.state = state;
     this.status.textContent = text;
-    const button = (label, callback) =>
-      element("button", { type: "button", class: "quiet", textContent: label, onclick: callback });
+    const button = (label, callback, title = "") =>
+      element("button", { type: "button", class: "quiet", textContent: label, title, onclick: callback });
     const { cancel, reuse, remove } = this.callbacks;
     const offered = this.ended
       ? [
           ...(this.results.length === 1 ? [downloadLink(this.results[0])] : []),
-          button("Use these settings", () => reuse(this)),
+          button("Use again", () => reuse(this), "Put these settings into the form"),
           button("Remove", () => remove(this)),
         ]
       : [button("Cancel", () => cancel(this))];
