@@ -53,12 +53,14 @@ def create_app(
       ConfigError: a collector is configured, but what it takes to send to it is not installed.
     """
     config = config or ServerConfig()
-    service = Service(config, engine, _telemetry(config, tracer_provider))
+    telemetry = _telemetry(config, tracer_provider)
+    service = Service(config, engine, telemetry)
     app = FastAPI(
         title="sidestream",
         version=version("sidestream"),
         docs_url=None,  # they load scripts from elsewhere
         redoc_url=None,
+        telemetry={"tracing": telemetry is None},  # its own spans, since 0.165; one is enough
     )
     app.state.service = service
     for routes in (image_routes, request_routes, timeline_routes, health_routes):

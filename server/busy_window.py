@@ -22,7 +22,7 @@ class BusyWindow:
         self._seconds = seconds
         self._samples: deque[tuple[float, float]] = deque()
         self._counted = 0.0
-        self._working_since = 0.0
+        self._working_since: float | None = None
 
     def note(self, now: float, counted: float, *, working: bool) -> None:
         """Take a look.
@@ -34,9 +34,13 @@ class BusyWindow:
         """
         if counted < self._counted:  # another worker in its place
             self._samples.clear()
-        if counted != self._counted or not working or not self._samples:
-            self._counted, self._working_since = counted, now
-        self._samples.append((now, counted + now - self._working_since))
+        if not working:
+            self._working_since = None
+        elif self._working_since is None or counted != self._counted:
+            self._working_since = now
+        self._counted = counted
+        under_way = 0.0 if self._working_since is None else now - self._working_since
+        self._samples.append((now, counted + under_way))
         while self._samples[0][0] < now - self._seconds:
             self._samples.popleft()
 

@@ -141,12 +141,13 @@ async def run_server(engine_config: EngineConfig, server_config: ServerConfig) -
     stops before it does.
 
     Raises:
+      ConfigError: a setting asks for what is not installed.
       SidestreamError: the engine could not be started, or has died too often.
       OSError: the address is not to be had.
     """
-    listener = open_listener(server_config)
     app = create_app(config=server_config)
     service: Service = app.state.service
+    listener = open_listener(server_config)
     stop = trio.Event()
     keeper = EngineKeeper(
         engine_config, service, functools.partial(announce, url_of(listener), service)

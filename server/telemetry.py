@@ -88,7 +88,7 @@ class Telemetry:
         caller = _PROPAGATOR.extract(headers)
         attributes = _request_attributes(exchange, scope, headers)
         span = self._tracer.start_span(
-            exchange.method if exchange.method in METHODS else "HTTP",
+            _name_of(exchange),
             caller,
             SpanKind.SERVER,
             attributes,
@@ -106,38 +106,41 @@ class Telemetry:
     def note_run(self, record: RequestRecord) -> None:
         """Make the spans of what the engine ran: in that of its request of HTTP, or, if that has
         ended before, in one of its own."""
-        exchange, phases = CURRENT.get(), record.phases
+        exchange, phases, epoch = CURRENT.get(), record.phases, _epoch()
         if not phases:
             return
         if exchange is not None and not exchange.ended:
-            self._note_phases(record, None)
+            self._note_phases(record, get_current(), epoch)
             return
         begin, end = next(iter(phases.values()))[0], max(end for _, end in phases.values())
-        with self._span("request", (begin, end), None) as whole:
+        with self._span("request", (begin, end), get_current(), epoch) as whole:
             whole.set_attributes(_record_attributes(record))
             _fail_if(whole, record.error if record.state == "failed" else None)
-            self._note_phases(record, set_span_in_context(whole))
+            self._note_phases(record, set_span_in_context(whole), epoch)
 
-    def _note_phases(self, record: RequestRecord, parent: Context | None) -> None:
+    def _note_phases(self, record: RequestRecord, parent: Context, epoch: int) -> None:
         phases = record.phases
         for name, phase in phases.items():
-            with self._span(name, phase, parent) as span:
+            with self._span(name, phase, parent, epoch) as span:
                 if record.state == "failed" and name == list(phases)[-1]:  # that is where it ended
                     _fail_if(span, record.error)
 
     def note_phase(self, name: str, phase: Interval) -> None:
         """Make the span of something that was done for the request of HTTP under way."""
-        with self._span(name, phase, None):
+        with self._span(name, phase, get_current(), _epoch()):
             pass
 
     @contextmanager
-    def _span(self, name: str, phase: Interval, parent: Context | None) -> Iterator[Span]:
-        exchange = CURRENT.get()
-        epoch = exchange.epoch if exchange is not None else epoch_of_monotonic()
+    def _span(self, name: str, phase: Interval, parent: Context, epoch: int) -> Iterator[Span]:
         begin, end = phase
-        span = self._tracer.start_span(name, parent or get_current(), start_time=epoch + begin)
+        span = self._tracer.start_span(name, parent, start_time=epoch + begin)
         yield span
         span.end(epoch + end)
+
+
+def _epoch() -> int:
+    exchange = CURRENT.get()
+    return epoch_of_monotonic() if exchange is None else exchange.epoch
 
 
 def _tracer_of(provider: TracerProvider | None) -> Tracer:
@@ -150,6 +153,10 @@ def _resource() -> Resource:
     """Say who sends the spans; what the environment says goes before."""
     own = Resource.create({"service.name": "sidestream", "service.version": version("sidestream")})
     return own.merge(OTELResourceDetector().detect())
+
+
+def _name_of(exchange: Exchange) -> str:
+    return exchange.method if exchange.method in METHODS else "HTTP"
 
 
 def _request_attributes(
@@ -190,7 +197,7 @@ def _end_exchange(span: Span, exchange: Exchange) -> None:
     span.set_attribute("http.response.status_code", exchange.status)
     if exchange.route is not None:
         span.set_attribute("http.route", exchange.route)
-        span.update_name(f"{exchange.method} {exchange.route}")
+        span.update_name(f"{_name_of(exchange)} {exchange.route}")
     record = exchange.record
     if record is not None and record.ended:
         span.set_attributes(_record_attributes(record))
