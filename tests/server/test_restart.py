@@ -32,10 +32,12 @@ def gate(tmp_path):
 def server(gate):
     """A server that is ready, and a client of it."""
     arguments = ("--set", "model_options.forward_ms=1000", "--set", "server.max_engine_restarts=1")
-    with serving(*SERVE, *arguments, SIDESTREAM_TEST_GATE=str(gate)) as process:
-        with httpx2.Client(base_url=url_told_by(process), timeout=PATIENCE) as client:
-            process.client = client
-            yield process
+    with (
+        serving(*SERVE, *arguments, SIDESTREAM_TEST_GATE=str(gate)) as process,
+        httpx2.Client(base_url=url_told_by(process), timeout=PATIENCE) as client,
+    ):
+        process.client = client
+        yield process
 
 
 def kill_worker(process):
