@@ -186,6 +186,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--depth", type=int, default=2, help="waves that a worker holds")
     parser.add_argument("--device-stage", choices=["on", "off"], default="off")
     parser.add_argument("--max-num-seqs", type=int, default=1)
+    parser.add_argument("--mode", choices=["request", "step"], default="request")
     parser.add_argument("--no-check", action="store_true", help="leave the outputs unread")
     return parser.parse_args()
 
@@ -203,6 +204,7 @@ async def main(arguments: argparse.Namespace) -> None:
         },
         executor=arguments.executor,
         device=arguments.device,
+        mode=arguments.mode,
         dispatch_depth=arguments.depth,
         max_num_seqs=arguments.max_num_seqs,
         device_stage=arguments.device_stage == "on",
