@@ -25,6 +25,8 @@ from .page_files import page_routes
 from .requests import request_routes
 from .service import Service
 from .timeline import timeline_routes
+from .video_jobs import VideoJobs
+from .videos import video_routes
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -63,8 +65,10 @@ def create_app(
         telemetry={"tracing": telemetry is None},  # its own spans, since 0.165; one is enough
     )
     app.state.service = service
+    app.state.videos = VideoJobs(service)
     for routes in (image_routes, request_routes, timeline_routes, health_routes):
         app.include_router(routes(service))
+    app.include_router(video_routes(service, app.state.videos))
     app.include_router(page_routes())
     add_handlers(app)
     # The last one is the outermost.

@@ -71,6 +71,15 @@ class ServerConfig(Strict):
     max_image_pixels: int = option(1 << 24, whole(1), "pixels of a picture that is sent here")
     max_images: int = option(4, whole(1, 16), "pictures that one request may send")
 
+    max_frames: int = option(257, whole(1, 10_000), "frames of a video")
+    max_video_pixels: int = option(1 << 27, whole(1), "width x height x frames of a video")
+    video_fps: int = option(
+        16, whole(1, 120), "frames per second, unless a client or the pipeline says"
+    )
+    max_videos: int = option(64, whole(1), "videos that are made or kept, and jobs that failed")
+    max_video_bytes: int = option(512 * MEBIBYTE, whole(1), "bytes of all videos that are kept")
+    video_ttl_s: float = option(3600.0, number(0.001), "a video is kept for so long, s")
+
     max_connections: int = option(1000, whole(1), "open connections; further ones wait")
     idle_timeout_s: float = option(
         30.0, number(0.001), "a connection that brings no complete request head is closed, s"

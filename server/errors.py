@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -145,18 +145,27 @@ async def _on_http_error(_: Request, error: Exception) -> JSONResponse:
 async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param = _name_of(first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {first['ctx']['error']}").response()
-    if first["type"] == "extra_forbidden" and param is not None:
-        message = f"there is no such field; {nearest(param, EditParams.model_fields)}"
+    return invalid_body(first, first["loc"][1:], EditParams.model_fields).response()
+
+
+def invalid_body(
+    problem: Mapping[str, Any], location: Sequence[Any], fields: Iterable[str]
+) -> ApiError:
+    """Say what is wrong with a body.
+
+    Args:
+      problem: an error as pydantic describes it.
+      location: the names that lead to the field, from the body on.
+      fields: all that there are.
+    """
+    param = ".".join(map(str, location)) or None
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {problem['ctx']['error']}")
+    if problem["type"] == "extra_forbidden" and param is not None:
+        message = f"there is no such field; {nearest(param, fields)}"
     text = f"{param}: {message}" if param else f"the body: {message}"
-    return ApiError(400, text, code="invalid_value", param=param).response()
-
-
-def _name_of(location: Sequence[Any]) -> str | None:
-    return ".".join(map(str, location[1:])) or None
+    return ApiError(400, text, code="invalid_value", param=param)
 
 
 async def _on_engine_error(_: Request, error: Exception) -> JSONResponse:

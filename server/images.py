@@ -45,7 +45,7 @@ def image_routes(service: Service) -> APIRouter:
     @router.post("/v1/images/generations", responses=ANSWERS, response_model=None)
     async def create_image(params: GenerationParams, http: Request) -> Response:
         """Make pictures of a prompt."""
-        _check_model(service, params)
+        service.check_model(params.model, "image")
         return await _answer(service, params, http, {}, "image_generation")
 
     @router.post("/v1/images/edits", responses=ANSWERS, response_model=None)
@@ -53,7 +53,7 @@ def image_routes(service: Service) -> APIRouter:
         params: Annotated[EditParams, Form(media_type="multipart/form-data")], http: Request
     ) -> Response:
         """Make pictures of a prompt from pictures."""
-        _check_model(service, params)
+        service.check_model(params.model, "image")
         inputs = await _inputs(service, params)
         return await _answer(service, params, http, inputs, "image_edit")
 
@@ -96,21 +96,6 @@ async def _result(service: Service, request: DiffusionRequest) -> DiffusionResul
             if isinstance(event, Completed):
                 return event.result
     raise AssertionError("a stream ends with its result, or raises")
-
-
-def _check_model(service: Service, params: ImageParams) -> None:
-    engine = service.ready_engine()
-    name = service.model_name
-    if params.model not in (None, name):
-        raise ApiError(
-            404,
-            f"there is no model {params.model!r} here, only {name!r}",
-            code="model_not_found",
-            param="model",
-        )
-    media = engine.capabilities["media"]
-    if media != "image":
-        raise ApiError(422, f"{name!r} makes {media}, not pictures", code="unsupported")
 
 
 async def _inputs(service: Service, params: EditParams) -> dict[str, Any]:

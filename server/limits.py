@@ -8,7 +8,7 @@ from typing import Any
 from ..engine import DiffusionRequest, SamplingParams
 from .config import ServerConfig
 from .errors import ApiError
-from .schemas import ImageParams
+from .schemas import ImageParams, RequestParams
 
 
 def make_request(
@@ -26,19 +26,17 @@ def make_request(
       ApiError: a field is beyond a limit; names the field and the limit.
       RequestError: the engine accepts no such value.
     """
-    _at_most("n", params.n, config.max_n)
-    _at_most("num_inference_steps", params.num_inference_steps, config.max_steps)
-    _at_most("priority", params.priority, config.max_priority)
-    for name in ("prompt", "negative_prompt"):
-        if len(getattr(params, name) or "") > config.max_prompt_chars:
-            raise _invalid(name, f"must have at most {config.max_prompt_chars} characters")
+    check_limits(params, config)
+    check_at_most("n", params.n, config.max_n)
     if params.background == "transparent":
-        raise _invalid("background", "must be 'auto' or 'opaque': pictures are not transparent")
+        raise invalid("background", "must be 'auto' or 'opaque': pictures are not transparent")
     if params.partial_images and not params.stream:
-        raise _invalid("partial_images", "needs 'stream'")
+        raise invalid("partial_images", "needs 'stream'")
     if params.stream_progress and not params.stream:
-        raise _invalid("stream_progress", "needs 'stream'")
-    width, height = _size(params.size, params.n, config)
+        raise invalid("stream_progress", "needs 'stream'")
+    width, height = read_size(params.size, config)
+    if (width or 0) * (height or 0) * params.n > config.max_pixels:
+        raise invalid("size", f"all pictures together may have {config.max_pixels} pixels")
     return DiffusionRequest(
         params.prompt,
         negative_prompt=params.negative_prompt,
@@ -54,21 +52,36 @@ def make_request(
             output_type=params.output_format,
             output_options=_output_options(params, config),
             preview_steps=params.partial_images or 0,
-            deadline=_earliest(params.timeout_s, config.request_timeout_s),
+            deadline=earliest(params.timeout_s, config.request_timeout_s),
             extra_args=dict(extra_args),
         ),
     )
 
 
-def _size(size: str | None, n: int, config: ServerConfig) -> tuple[int | None, int | None]:
-    """Return (width, height), None for what the model is to choose."""
+def check_limits(params: RequestParams, config: ServerConfig) -> None:
+    """Check what all requests share.
+
+    Raises:
+      ApiError: a field is beyond a limit.
+    """
+    check_at_most("num_inference_steps", params.num_inference_steps, config.max_steps)
+    check_at_most("priority", params.priority, config.max_priority)
+    for name in ("prompt", "negative_prompt"):
+        if len(getattr(params, name) or "") > config.max_prompt_chars:
+            raise invalid(name, f"must have at most {config.max_prompt_chars} characters")
+
+
+def read_size(size: str | None, config: ServerConfig) -> tuple[int | None, int | None]:
+    """Return (width, height), None for what the model is to choose.
+
+    Raises:
+      ApiError: a side is beyond the limit.
+    """
     if size in (None, "auto"):
         return None, None
     width, height = map(int, size.split("x"))
     if max(width, height) > config.max_side:
-        raise _invalid("size", f"must be at most {config.max_side} wide and high")
-    if width * height * n > config.max_pixels:
-        raise _invalid("size", f"all pictures together may have {config.max_pixels} pixels")
+        raise invalid("size", f"must be at most {config.max_side} wide and high")
     return width, height
 
 
@@ -76,19 +89,26 @@ def _output_options(params: ImageParams, config: ServerConfig) -> dict[str, Any]
     quality = params.output_compression
     if params.output_format == "png":
         if quality not in (None, 100):
-            raise _invalid("output_compression", "is for 'jpeg' and 'webp'")
+            raise invalid("output_compression", "is for 'jpeg' and 'webp'")
         return {"compress_level": config.png_compress_level}
     return {} if quality is None else {"quality": max(1, quality)}
 
 
-def _earliest(*limits: float | None) -> float | None:
+def earliest(*limits: float | None) -> float | None:
+    """Return the least of what there is, None if there is nothing."""
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _at_most(name: str, value: int | None, limit: int) -> None:
+def check_at_most(name: str, value: int | None, limit: int) -> None:
+    """Return if a field is within its limit.
+
+    Raises:
+      ApiError: it is not.
+    """
     if value is not None and value > limit:
-        raise _invalid(name, f"must be at most {limit}")
+        raise invalid(name, f"must be at most {limit}")
 
 
-def _invalid(name: str, message: str) -> ApiError:
+def invalid(name: str, message: str) -> ApiError:
+    """Say what is wrong with a field."""
     return ApiError(400, f"{name}: {message}", code="invalid_value", param=name)

@@ -17,19 +17,42 @@ OutputFormat = Literal["png", "jpeg", "webp"]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 
-class ImageParams(BaseModel):
-    """Fields that generations and edits share."""
+Size = Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")]
+
+
+class RequestParams(BaseModel):
+    """Fields that all requests share."""
 
     model_config = ConfigDict(extra="forbid")
 
     prompt: str = Field(description="What to make.")
     model: str | None = Field(None, description="Name of the served model.")
-    n: int = Field(1, ge=1, le=64, description="Pictures to make.")
-    size: str | None = Field(
-        None,
-        pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$",
-        description="`WIDTHxHEIGHT` in pixels, or `auto`: the model's own.",
+    size: Size | None = Field(
+        None, description="`WIDTHxHEIGHT` in pixels, or `auto`: the model's own."
     )
+    seed: int | None = Field(
+        None, ge=0, le=SEED_LIMIT, description="Of the first output; the next ones count up."
+    )
+    num_inference_steps: int | None = Field(None, ge=1, le=10_000, description="Denoising steps.")
+    guidance_scale: float | None = Field(
+        None, ge=0, le=1000, allow_inf_nan=False, description="Guidance."
+    )
+    negative_prompt: str | None = Field(None, description="What to keep away from.")
+    priority: int = Field(
+        0, ge=-1_000_000, le=1_000_000, description="Higher goes first, up to the server's limit."
+    )
+    timeout_s: float | None = Field(
+        None, gt=0, le=1e6, description="Seconds after which the request is given up (504)."
+    )
+    request_id: RequestId | None = Field(
+        None, description="A name for it; else that of the header `X-Request-Id`."
+    )
+
+
+class ImageParams(RequestParams):
+    """Fields that generations and edits share."""
+
+    n: int = Field(1, ge=1, le=64, description="Pictures to make.")
     quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] | None = (
         Field(None, description="Accepted for compatibility; `num_inference_steps` decides.")
     )
@@ -55,24 +78,6 @@ class ImageParams(BaseModel):
     safety_identifier: str | None = Field(None, max_length=256, description="Ignored.")
     moderation: Literal["auto", "low"] | None = Field(None, description="Ignored.")
     style: Literal["vivid", "natural"] | None = Field(None, description="Ignored.")
-
-    seed: int | None = Field(
-        None, ge=0, le=SEED_LIMIT, description="Of the first picture; the next ones count up."
-    )
-    num_inference_steps: int | None = Field(None, ge=1, le=10_000, description="Denoising steps.")
-    guidance_scale: float | None = Field(
-        None, ge=0, le=1000, allow_inf_nan=False, description="Guidance."
-    )
-    negative_prompt: str | None = Field(None, description="What to keep away from.")
-    priority: int = Field(
-        0, ge=-1_000_000, le=1_000_000, description="Higher goes first, up to the server's limit."
-    )
-    timeout_s: float | None = Field(
-        None, gt=0, le=1e6, description="Seconds after which the request is given up (504)."
-    )
-    request_id: RequestId | None = Field(
-        None, description="A name for it; else that of the header `X-Request-Id`."
-    )
 
 
 class GenerationParams(ImageParams):
@@ -156,7 +161,7 @@ class ModelObject(BaseModel):
     accepts_image: bool
     mode: str
     parameters: list[str] = Field(
-        description="Fields of `POST /v1/images/generations` that change what it makes."
+        description="Fields of `/v1/images/generations` or `/v1/videos` that change what it makes."
     )
     defaults: dict[str, str | float] = Field(description="Of these fields, as far as known.")
     limits: dict[str, int] = Field(description="Of the server: the most of each.")

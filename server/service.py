@@ -129,6 +129,11 @@ class Service:
             return FIRST_RETRY
         return _whole_seconds(self._engine_due - trio.current_time())
 
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which there may be room for one more request."""
+        return _whole_seconds(self._pace)
+
     def check_room(self) -> None:
         """Return if the engine can take one more request.
 
@@ -139,7 +144,7 @@ class Service:
         try:
             engine.check_room()
         except EngineBusyError as error:
-            raise busy(error, _whole_seconds(self._pace)) from error
+            raise busy(error, self.retry_after) from error
 
     @property
     def model_name(self) -> str:
@@ -149,6 +154,28 @@ class Service:
         engine = self.ready_engine() if self.engine is None else self.engine
         model = engine.config.model
         return Path(model).name if Path(model).is_absolute() else model
+
+    def check_model(self, wanted: str | None, media: str) -> None:
+        """Return if the served model is the wanted one, and makes what is wanted.
+
+        Args:
+          wanted: the model that a client has named, None if it did not.
+          media: "image" or "video".
+
+        Raises:
+          ApiError: it is another model, or makes something else.
+        """
+        name = self.model_name
+        if wanted not in (None, name):
+            raise ApiError(
+                404,
+                f"there is no model {wanted!r} here, only {name!r}",
+                code="model_not_found",
+                param="model",
+            )
+        made = self.ready_engine().capabilities["media"]
+        if made != media:
+            raise ApiError(422, f"{name!r} makes {made}, not {media}", code="unsupported")
 
     # -- requests
 
@@ -238,6 +265,17 @@ class Service:
             exchange.encoding += ended - began
         if self.telemetry is not None:
             self.telemetry.note_phase("encode", (began, ended))
+
+    def video_of(self, result: DiffusionResult) -> bytes:
+        """Return the video of a result, having learnt from it when a place may be free.
+
+        Raises:
+          ApiError: the model makes something else.
+        """
+        if not isinstance(result.output, bytes):
+            raise ApiError(422, "the model makes no video", code="unsupported")
+        self._pace += 0.2 * (result.timings.forward - self._pace)
+        return result.output
 
     def pictures_of(self, result: DiffusionResult) -> list[bytes]:
         """Return the pictures of a result, having counted it, and learnt from it when a place may

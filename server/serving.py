@@ -21,6 +21,7 @@ from hypercorn.typing import ConnectionState
 
 from .config import ServerConfig
 from .service import Service
+from .video_jobs import VideoJobs
 
 logger = logging.getLogger("sidestream.server")
 
@@ -74,7 +75,7 @@ async def serve(
     service: Service = app.state.service
     stop = trio.Event() if stop is None else stop
     listener = open_listener(service.config) if listener is None else listener
-    server = _Server(app, service, listener)
+    server = _Server(app, service, app.state.videos, listener)
     task_status.started(url_of(listener))  # the kernel takes connections from here on
     telemetry = service.telemetry
     async with telemetry.exporting() if telemetry is not None else nullcontext():
@@ -84,9 +85,12 @@ async def serve(
 class _Server:
     """The connections of one server."""
 
-    def __init__(self, app: FastAPI, service: Service, listener: socket.socket) -> None:
+    def __init__(
+        self, app: FastAPI, service: Service, videos: VideoJobs, listener: socket.socket
+    ) -> None:
         self._app = ASGIWrapper(app)  # type: ignore[arg-type]
         self._service = service
+        self._videos = videos
         self._listener = _LimitedListener(listener, service.config.max_connections)
         self._hypercorn = _hypercorn_config(service.config)
         self._context = WorkerContext(None)
@@ -95,9 +99,11 @@ class _Server:
 
     async def run(self, stop: trio.Event) -> None:
         async with trio.open_nursery() as connections:
+            jobs: trio.CancelScope = await connections.start(self._videos.run)
             try:
                 await self._accept(connections, stop)
                 self._service.draining = True
+                jobs.cancel("nobody could fetch what they make")
                 await self._context.terminated.set()
                 with trio.move_on_after(self._service.config.shutdown_grace_s):
                     await self._all_gone()

@@ -39,6 +39,11 @@ def painting(executor: str | type, **settings: Any) -> EngineConfig:
     return dataclasses.replace(synthetic(executor, **settings), model="painters:painter")
 
 
+def filming(executor: str | type, **settings: Any) -> EngineConfig:
+    """Configure an engine like `synthetic`, whose outputs are videos; see `offer_pipelines`."""
+    return dataclasses.replace(synthetic(executor, **settings), model="movies:filmer")
+
+
 def offer_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let import paths lead into `pipelines`, in this process and in workers."""
     folder = str(Path(__file__).with_name("pipelines"))

@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from sidestream.engine import open_engine
+from sidestream.postprocess import read_video_info
 
-from ..harness.engines import LONG, offer_pipelines, painting
+from ..harness.engines import LONG, filming, offer_pipelines, painting
 from ..harness.http import picture_of, png, served
 from ..harness.surroundings import PATIENCE, assert_idle, settled
 
@@ -177,5 +178,59 @@ async def test_closing_a_stream_ends_the_request():
             await trio.to_thread.run_sync(begun.wait, PATIENCE)
             assert engine.statistics().claims == 1
             go.set()
+        await assert_idle(engine)
+        assert engine.statistics().aborted == 1
+
+
+OUTDATED = "ignore:The Sora API:DeprecationWarning"
+"""So the client calls all methods of the Videos API, whoever serves it."""
+
+
+@pytest.mark.filterwarnings(OUTDATED)
+async def test_videos_are_made_polled_listed_and_deleted():
+    def scenario(client):
+        (model,) = client.models.list()
+        picture = ("a.png", png(color=(77,) * 3))
+        videos = [
+            client.videos.create_and_poll(prompt="x", model=model.id, poll_interval_ms=10),
+            client.videos.create_and_poll(
+                prompt="x", seconds="4", size="64x32", input_reference=picture
+            ),
+        ]
+        assert [video.status for video in videos] == ["completed"] * 2
+        assert [video.progress for video in videos] == [100] * 2
+        content = client.videos.download_content(videos[1].id).read()
+        assert read_video_info(content) == (64, 32, 64, 16)
+        assert (videos[1].seconds, videos[1].size) == ("4", "64x32")
+        assert client.videos.retrieve(videos[0].id) == videos[0]
+        first = client.videos.list(limit=1, order="asc")
+        assert [video.id for video in first] == [video.id for video in videos], "of all pages"
+        assert client.videos.delete(videos[0].id).deleted
+        with pytest.raises(openai.NotFoundError):
+            client.videos.retrieve(videos[0].id)
+        assert [video.id for video in client.videos.list()] == [videos[1].id]
+
+    async with open_engine(filming("uni")) as engine, served(engine, api_keys=(KEY,)) as server:
+        await in_thread(server, scenario)
+        await assert_idle(engine)
+
+
+@pytest.mark.filterwarnings(OUTDATED)
+async def test_a_video_is_deleted_while_it_is_made():
+    def scenario(client):
+        extra = {"num_frames": 3, "seed": 5, "fps": 8}
+        video = client.videos.create(prompt="x", extra_body=extra)
+        assert (video.num_frames, video.seed, video.fps) == (3, 5, 8)
+        while client.videos.retrieve(video.id).status != "in_progress":
+            pass
+        with pytest.raises(openai.ConflictError):
+            client.videos.download_content(video.id)
+        assert client.videos.delete(video.id).deleted
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.videos.create(prompt="x", size="1x99999")
+        assert caught.value.param == "size"
+
+    async with open_engine(filming("uni", options=SLOW)) as engine, served(engine) as server:
+        await in_thread(server, scenario)
         await assert_idle(engine)
         assert engine.statistics().aborted == 1

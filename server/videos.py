@@ -1,0 +1,164 @@
+"""``/v1/videos``: jobs that make videos, as in the OpenAI Videos API."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Literal
+
+import trio
+from fastapi import APIRouter, Path, Query, Request
+from PIL import Image
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from .access_log import request_id_of
+from .errors import ApiError
+from .service import Service
+from .uploads import opaque, read_picture
+from .video_jobs import VideoJob, VideoJobs
+from .video_requests import check_reference, make_video_request, plan_of, video_params
+from .video_schemas import (
+    BODY,
+    CONTENT_ANSWERS,
+    CREATE_ERRORS,
+    FILE,
+    FIND_ERRORS,
+    VideoDeleted,
+    VideoError,
+    VideoList,
+    VideoObject,
+    VideoParams,
+)
+
+PIECE = 1 << 18
+"""Bytes of a file that are sent at a time."""
+POLL_AFTER_MS = 500
+"""When OpenAI's client is to ask again."""
+
+VideoId = Annotated[str, Path(min_length=1, max_length=128)]
+
+
+def video_routes(service: Service, videos: VideoJobs) -> APIRouter:
+    """Make the routes of video jobs."""
+    router = APIRouter(tags=["videos"])
+
+    @router.post("/v1/videos", responses=CREATE_ERRORS, openapi_extra=BODY)
+    async def create_video(http: Request) -> VideoObject:
+        """Start a job that makes a video; it goes on when the client has gone."""
+        videos.check_room()
+        async with video_params(http) as params:
+            service.check_model(params.model, "video")
+            capabilities = service.ready_engine().capabilities
+            check_reference(params, capabilities)
+            request_id = request_id_of(http.scope, params.request_id, service.requests.is_live)
+            picture = await _reference(service, params)
+        request = make_video_request(params, request_id, service.config, capabilities, picture)
+        job = VideoJob(request, service.model_name, *plan_of(request, capabilities))
+        await videos.start(job)
+        return describe(service, job)
+
+    @router.get("/v1/videos", responses=FIND_ERRORS)
+    async def list_videos(
+        after: Annotated[str | None, Query(max_length=128)] = None,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> VideoList:
+        """List the videos that are made or kept."""
+        jobs = list(videos) if order == "asc" else list(videos)[::-1]
+        if after is not None:
+            last = videos.find(after)
+            jobs = list(itertools.dropwhile(lambda job: job is not last, jobs))[1:]
+        page = [describe(service, job) for job in jobs[:limit]]
+        return VideoList(
+            data=page,
+            first_id=page[0].id if page else None,
+            last_id=page[-1].id if page else None,
+            has_more=len(jobs) > limit,
+        )
+
+    @router.get("/v1/videos/{video_id}", responses=FIND_ERRORS, response_model=VideoObject)
+    async def get_video(video_id: VideoId) -> Response:
+        """Tell how far a video is."""
+        video = describe(service, videos.find(video_id))
+        ended = video.status in ("completed", "failed")
+        headers = None if ended else {"openai-poll-after-ms": str(POLL_AFTER_MS)}
+        return JSONResponse(video.model_dump(), headers=headers)
+
+    @router.get("/v1/videos/{video_id}/content", responses=CONTENT_ANSWERS, response_class=Response)
+    async def get_content(video_id: VideoId, variant: Literal["video"] = "video") -> Response:
+        """Send a video, as MP4."""
+        job = videos.find(video_id)
+        if job.file is None:
+            raise ApiError(409, f"the video is {job.status}", code="not_completed")
+        return VideoFile(job.file)
+
+    @router.delete("/v1/videos/{video_id}", responses=FIND_ERRORS)
+    async def delete_video(video_id: VideoId) -> VideoDeleted:
+        """Delete a video; if it is still being made, cancel that, and answer when the worker has
+        let go of it."""
+        await videos.delete(video_id)
+        return VideoDeleted(id=video_id)
+
+    return router
+
+
+def describe(service: Service, job: VideoJob) -> VideoObject:
+    """Return what clients are told of a job."""
+    fps = job.request.sampling.output_options["fps"]
+    engine = service.engine
+    waiting = engine is not None and job.status == "queued"
+    return VideoObject(
+        id=job.id,
+        model=job.model,
+        status=job.status,
+        progress=job.progress,
+        created_at=int(job.created),
+        completed_at=None if job.file is None else int(job.ended or 0),
+        expires_at=None if job.ended is None else int(job.ended + service.config.video_ttl_s),
+        prompt=job.request.prompt or "",
+        size=job.size,
+        seconds=None if job.frames is None else f"{job.frames / fps:g}",
+        error=_error(job),
+        request_id=job.request.request_id,
+        seed=job.seed,
+        fps=fps,
+        num_frames=job.frames,
+        queue_position=(
+            engine.queue_position(job.request.request_id) if engine and waiting else None
+        ),
+        step=job.step,
+        total=job.total,
+        eta=job.eta,
+    )
+
+
+def _error(job: VideoJob) -> VideoError | None:
+    if job.error is None:
+        return None
+    return VideoError(code=job.error.code or "failed", message=str(job.error.detail))
+
+
+async def _reference(service: Service, params: VideoParams) -> Image.Image | None:
+    """Decode the picture to start from."""
+    if params.input_reference is None:
+        return None
+    limit = service.config.max_image_pixels
+    picture = await read_picture(params.input_reference, FILE, limit)
+    return await trio.to_thread.run_sync(opaque, picture)
+
+
+class VideoFile(Response):
+    """An answer that is a file, each piece sent when the client has taken the one before."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(media_type="video/mp4", headers={"content-length": str(len(data))})
+        self._data = data
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for start in range(0, len(self._data), PIECE):
+            piece = self._data[start : start + PIECE]
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
