@@ -1,4 +1,5 @@
-"""Writes `settings.md` from the fields of `EngineConfig`, `DiffusionRequest` and `SamplingParams`.
+"""Writes `settings.md` from the fields of `EngineConfig`, `DiffusionRequest`, `SamplingParams` and
+`ServerConfig`.
 
 python docs/generate_settings.py
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from sidestream.engine import DiffusionRequest, EngineConfig, SamplingParams
 from sidestream.engine.strict import Strict
+from sidestream.server import ServerConfig
 
 PAGE = Path(__file__).with_name("settings.md")
 
@@ -31,6 +33,11 @@ PARTS: tuple[tuple[type[Strict], str], ...] = (
         "Of a request: arguments of `generate` and `stream`. None leaves a value to the pipeline.",
     ),
     (DiffusionRequest, "Of a request, too."),
+    (
+        ServerConfig,
+        "Of the server: arguments of `ServerConfig`, the table `[server]` of a TOML file, and"
+        " `--set server.NAME=VALUE` on the command line of `sidestream serve`.",
+    ),
 )
 
 

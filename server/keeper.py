@@ -80,6 +80,7 @@ class EngineKeeper:
                 "%s; restart %d, of at most %d in a row, in %g s",
                 *(failure, self._restarts.in_a_row, self._restarts.most, self._pause),
             )
+            del failure  # its traceback may hold what the engine held
             await trio.sleep(self._pause)
             self._service.metrics.note_restart(self._config.num_workers)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 
 import httpx2
 import psutil
@@ -45,6 +46,12 @@ def kill_worker(process):
     worker.kill()
 
 
+def segments_of(process):
+    """Return the shared memory that a process maps."""
+    maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    return [line for line in maps if "memfd:sidestream" in line]
+
+
 def wait_for(client, state):
     while client.get("/readyz").json() != {"status": state}:
         pass
@@ -60,7 +67,7 @@ def paint(client, **fields):
 
 
 def test_another_engine_takes_the_place_of_one_that_died(server, gate):
-    client, answers = server.client, []
+    client, answers, segments = server.client, [], segments_of(server)
     assert metrics_of(client)["sidestream_engine_restarts_total"] == 0
     long = threading.Thread(
         target=lambda: answers.append(paint(client, num_inference_steps=200, timeout_s=1000))
@@ -79,6 +86,7 @@ def test_another_engine_takes_the_place_of_one_that_died(server, gate):
     gate.unlink()
     wait_for(client, "ready")
     assert paint(client, num_inference_steps=1).status_code == 200
+    assert len(segments_of(server)) == len(segments) > 0
     metrics = metrics_of(client)
     assert metrics["sidestream_engine_restarts_total"] == 1
     assert metrics["sidestream_worker_restarts_total"] == 1
