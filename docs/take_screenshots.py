@@ -28,7 +28,7 @@ UNDER_WAY = (
     ("a large blue star above a small orange heart on a white background", 3, 120),
     ("a small white square below a large purple circle on a green background", 2, 120),
 )
-VIEW = {"width": 1360, "height": 1060}
+VIEW = {"width": 1360, "height": 1080}
 PATIENCE_MS = 120_000
 
 
@@ -51,7 +51,7 @@ def take(url: str, scheme: str) -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        page = browser.new_page(viewport=VIEW, color_scheme=scheme)
+        page = browser.new_page(viewport=VIEW, color_scheme=scheme, reduced_motion="reduce")
         page.set_default_timeout(PATIENCE_MS)
         page.goto(url)
         for index, (prompt, seed) in enumerate(DONE, 1):

@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 from sidestream.engine import open_engine
 
 from ..harness.browser import Chromium, card, generate, needs_chromium, pixels_of, ready
-from ..harness.engines import LONG, offer_pipelines, painting
+from ..harness.engines import LONG, filming, offer_pipelines, painting
 from ..harness.gates import OutputGate, gated
 from ..harness.http import picture_of, served
 from ..harness.surroundings import PATIENCE, assert_idle, settled
@@ -157,7 +157,7 @@ async def test_settings_can_be_used_again(chromium):
         generate(page, "second", Width="", Height="")
         card(page, "done", 1)
         first = page.locator(".card", has_text="first")
-        first.get_by_role("button", name="Use these settings").click()
+        first.get_by_role("button", name="Use again").click()
         expect(page.get_by_label("Prompt", exact=True)).to_have_value("first")
         expect(page.get_by_label("Width")).to_have_value("48")
         expect(page.get_by_role("button", name="Locked")).to_have_attribute("aria-pressed", "true")
@@ -304,6 +304,27 @@ async def test_it_waits_for_the_engine(chromium):
             card(page, "done")
 
         await chromium.browse(server.url, script, refusals=True)
+
+
+async def test_a_video_is_made_and_another_is_cancelled(chromium):
+    def script(page):
+        generate(page, "a film", Seconds=1)
+        done = card(page, "done")
+        expect(done).to_contain_text("1 s")
+        video = done.locator("video")
+        expect(video).to_have_js_property("videoWidth", 64)
+        generate(page, "slow", Steps=LONG)
+        expect(card(page, "running")).to_contain_text(re.compile(rf"Step \d+ of {LONG}"))
+        page.keyboard.press("Escape")
+        card(page, "cancelled")
+        generate(page, "fail", Steps=4)
+        expect(card(page, "failed")).to_contain_text("the pipeline failed")
+
+    config = filming("uni", options={"steps": 4, "fail_at_step": 2, "forward_ms": 8})
+    async with open_engine(config) as engine, served(engine, max_steps=LONG) as server:
+        await chromium.browse(server.url, script, refusals=True)
+        await assert_idle(engine)
+        assert engine.statistics().aborted == 1
 
 
 async def test_a_page_that_is_closed_cancels_what_it_wanted(chromium):
