@@ -186,8 +186,12 @@ def announce(url: str, service: Service) -> None:
     """Say that the server is ready, and how to use it."""
     key = " -H 'Authorization: Bearer KEY'" if service.config.api_keys else ""
     click.echo(f"sidestream serves {service.model_name} at {url}")
+    header = f"-H 'Content-Type: application/json'{key}"
+    if service.ready_engine().capabilities["media"] == "video":
+        click.echo(f"""  curl {url}/v1/videos {header} -d '{{"prompt": "waves"}}'""")
+        return
     click.echo(
-        f"  curl {url}/v1/images/generations -H 'Content-Type: application/json'{key}"
+        f"  curl {url}/v1/images/generations {header}"
         """ -d '{"prompt": "a large red circle"}'"""
         " | jq -r '.data[0].b64_json' | base64 -d > picture.png"
     )
