@@ -22,7 +22,7 @@ export class Card {
     this.step = null;
     this.urls = [];
     this.pictures = element("div", { class: "pictures" });
-    this.progress = element("progress", { max: 1, "aria-label": `Progress of ${number}` });
+    this.progress = element("progress", { max: 1, "aria-label": `Progress of picture ${number}` });
     this.status = element("p", { class: "status" });
     this.facts = element("p", { class: "facts", textContent: factsOf(settings) });
     this.details = element("div", { class: "details" });
@@ -61,7 +61,7 @@ export class Card {
     const { cancel, reuse, remove } = this.callbacks;
     const offered = this.ended
       ? [
-          ...(this.results.length === 1 ? [downloadLink(this.results[0])] : []),
+          ...(state === "done" && this.results.length === 1 ? [downloadLink(this.results[0])] : []),
           button("Use again", () => reuse(this), "Put these settings into the form"),
           button("Remove", () => remove(this)),
         ]

@@ -22,7 +22,6 @@ export class TimelineView {
     this.last = 0;
     this.started = false;
     this.calm = matchMedia("(prefers-reduced-motion: reduce)");
-    document.addEventListener("visibilitychange", () => this.wake?.());
   }
 
   /** Begin to poll; once. */
@@ -39,7 +38,6 @@ export class TimelineView {
       try {
         this.take(await callJson(`v1/timeline?after=${this.last}`));
       } catch {
-        this.last = 0; // another server may come, which counts anew
         byId("queue").textContent = "no news from the server";
         pause = AFTER_FAILURE_MS;
       }
@@ -50,7 +48,11 @@ export class TimelineView {
   /** Wait for a while, and for somebody to look. */
   async pause(milliseconds) {
     await new Promise((resolve) => setTimeout(resolve, milliseconds));
-    while (document.hidden) await new Promise((resolve) => (this.wake = resolve));
+    while (document.hidden) {
+      await new Promise((resolve) => {
+        document.addEventListener("visibilitychange", resolve, { once: true });
+      });
+    }
   }
 
   async animate() {
@@ -149,7 +151,7 @@ class Lane {
   /** Draw it, if anything in it moves. */
   draw(now) {
     const from = now - WINDOW_MS;
-    const moves = this.openSince !== null || this.lastEnd(from) > from;
+    const moves = this.openSince !== null || this.forwards.some(({ end }) => end > from);
     if (!moves && !this.stale) return;
     this.stale = moves;
     const width = this.svg.clientWidth;
