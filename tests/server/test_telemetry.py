@@ -23,9 +23,10 @@ from sidestream.engine import ConfigError, DiffusionRequest, SamplingParams, ope
 from sidestream.engine.cli import main
 from sidestream.server import ServerConfig, create_app, telemetry
 
-from ..harness.engines import LONG, offer_pipelines, painting
+from ..harness.engines import LONG, filming, offer_pipelines, painting
 from ..harness.http import GENERATIONS, served
 from ..harness.surroundings import PATIENCE, assert_idle, nothing_left, settled
+from ..harness.videos import VIDEOS
 
 SLOW = {"forward_ms": 60_000, "steps": LONG}
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -228,6 +229,28 @@ async def test_what_nobody_waits_for_has_a_span_of_its_own(spans, provider, capl
         assert whole.start_time <= child.start_time <= child.end_time <= whole.end_time
     (line,) = caplog.messages
     assert line.startswith("request_id=a outcome=completed worker=0 steps=")
+
+
+async def test_a_job_that_outlives_its_request_is_in_the_trace_of_it(spans, provider):
+    with trio.fail_after(PATIENCE):
+        async with (
+            open_engine(filming("uni", options=SLOW)) as engine,
+            served(engine, tracer_provider=provider) as server,
+            httpx2.AsyncClient(base_url=server.url, timeout=PATIENCE) as client,
+        ):
+            video = (await client.post(VIDEOS, json={"prompt": "x"})).json()
+            posted = await server_span(spans)
+            assert "sidestream.outcome" not in posted.attributes
+            await settled(lambda: engine.statistics().running == 1)
+            await client.delete(f"{VIDEOS}/{video['id']}")
+            await settled(lambda: len(spans.get_finished_spans()) == 5)
+    found = named(spans)
+    (whole,) = found["request"]
+    assert whole.parent.span_id == posted.context.span_id
+    assert whole.attributes["sidestream.outcome"] == "cancelled"
+    assert whole.end_time > posted.end_time
+    for name in ("queued", "forward"):
+        assert found[name][0].parent.span_id == whole.context.span_id
 
 
 # -- sending
