@@ -137,7 +137,10 @@ def bench() -> None:
     help="Rather set SIDESTREAM_API_KEY: other users of the machine can read command lines.",
 )
 @click.option(
-    "--json", "json_file", type=click.File("w", encoding="utf-8"), help="Write the results here."
+    "--json",
+    "json_file",
+    type=click.File("w", encoding="utf-8", lazy=False),
+    help="Write the results here.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No progress bar.")
 def serve(**options: Any) -> int:

@@ -24,8 +24,8 @@ class Record:
     kind: str
     outcome: Outcome = "unfinished"
     answer: Answer | None = None
-    late: float = 0.0
-    """Seconds from its time until it was sent."""
+    late: float | None = None
+    """Seconds from its time until it was sent; None if it never was."""
     latency: float = 0.0
     """Seconds from its time until its end."""
     first_partial: float | None = None

@@ -64,7 +64,7 @@ class Report:
                 for name in kinds
             },
             errors=dict(errors.most_common()),
-            late=_quantiles([record.late for record in records]),
+            late=_quantiles([record.late for record in records if record.late is not None]),
         )
 
     def as_dict(self) -> dict[str, object]:

@@ -54,23 +54,23 @@ async def run(settings: BenchSettings) -> tuple[Report, signal.Signals | None]:
       ConnectionError: there is no server, or none that would take requests.
     """
     received: list[signal.Signals] = []
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with open_client(settings.url, settings.api_key) as client:
-            await client.check()
-            load = Load(
-                client,
-                settings.plan,
-                duration=settings.duration,
-                concurrency=settings.concurrency,
-                timeout=settings.timeout,
-            )
+    async with open_client(settings.url, settings.api_key) as client:
+        await client.check()
+        load = Load(
+            client,
+            settings.plan,
+            duration=settings.duration,
+            concurrency=settings.concurrency,
+            timeout=settings.timeout,
+        )
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_stop_at, signals, nursery.cancel_scope, received)
                 nursery.start_soon(_show, load, settings)
                 await load.run()
                 nursery.cancel_scope.cancel("all requests have ended")
-            kinds = [kind.name for kind in settings.plan.kinds]
-            report = Report.of(load.records, kinds, load.elapsed)
+        kinds = [kind.name for kind in settings.plan.kinds]
+        report = Report.of(load.records, kinds, load.elapsed)
     return report, received[0] if received else None
 
 

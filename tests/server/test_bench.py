@@ -276,6 +276,7 @@ def test_mistakes_are_one_line(capsys, tmp_path):
         (["--url", nobody, "--param", "steps"], 2, "NAME=VALUE"),
         (["--url", nobody, "--rate", "0"], 2, "--rate"),
         (["--url", nobody, "-f", str(tmp_path / "empty.txt")], 2, "no prompt"),
+        (["--url", nobody, "--json", str(tmp_path / "no/folder")], 2, "no/folder"),
         ([], 2, "--url"),
     ):
         with pytest.raises(SystemExit) as ended:
