@@ -92,7 +92,7 @@ class EngineKeeper:
         try:
             async with open_engine(self._config) as engine:
                 ready, first = trio.current_time(), not service.has_begun
-                service.begin(
+                service.take_engine(
                     engine,
                     ready - began,
                     lambda: self._restarts.may_follow(trio.current_time() - ready),

@@ -96,7 +96,7 @@ class Service:
             raise unavailable(f"the engine is {state}", self._restart_seconds())
         return self.engine
 
-    def begin(
+    def take_engine(
         self, engine: DiffusionEngine, start_seconds: float, may_follow: Callable[[], bool]
     ) -> None:
         """Lead requests to an engine from now on.
