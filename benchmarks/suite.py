@@ -62,7 +62,7 @@ DEVICE_PATH = (
 def device_path_rows(command: str, result: Result) -> Rows:
     """Tell a run of bubble.py; one whose forward takes no time has no bubbles to speak of."""
     [figures] = result
-    ideal = figures["ideal_requests_per_s"]
+    ideal = figures["ideal_requests_per_s"] if figures["command"]["forward_ms"] else None
     to_engine, cores = figures["forward_end_to_engine_ms"], figures["cpu_cores_used"]
     together = figures["command"]["executor"] == "uni"
     wrong = figures["bad_outputs"]
@@ -82,8 +82,7 @@ def device_path_rows(command: str, result: Result) -> Rows:
 
 def bubble(arguments: str, requests: int) -> Benchmark:
     """Make a run of bubble.py."""
-    command = f"benchmarks/bubble.py {arguments} --requests {requests}"
-    return Benchmark(command, quick=f"--requests {min(requests, 12)}")
+    return Benchmark(f"benchmarks/bubble.py {arguments} --requests {requests}", "--requests 12")
 
 
 # -- step mode
@@ -164,16 +163,18 @@ IPC_RATES = ("one_way", "one_way_back", "structured")
 def recording_rows(command: str, result: Result) -> Rows:
     """Tell what traces cost."""
     [figures] = result
-    rates, ratio = figures["requests_per_s"], figures["ratio"]
-    low, high = ratio["quartiles"]
-    return [
-        [
-            f"{rates['kept']:,}",
-            f"{rates['not_kept']:,}",
-            f"{ratio['median']:.3f} ({low:.3f} to {high:.3f})",
-            f"{figures['us_per_trace']:.1f}",
-        ]
-    ]
+    rows = []
+    for key, what in RECORDING_ROWS.items():
+        row = figures[key]
+        ratio = f"{row['ratio']:.3f} ({row['ratio_q1']:.3f} to {row['ratio_q3']:.3f})"
+        rows.append([what, f"{row['kept']:,.0f}", f"{row['not_kept']:,.0f}", ratio])
+    return [*rows, ["all that is done for a trace, us", f"{figures['us_per_trace']:.1f}", "", ""]]
+
+
+RECORDING_ROWS = {
+    "requests_per_s": "requests/s",
+    "engine_us_per_request": "CPU time of the engine for a request, us",
+}
 
 
 def http_rows(command: str, result: Result) -> Rows:
@@ -216,7 +217,7 @@ TABLES = {
         ),
         Table(
             "cpu recording",
-            "requests/s, traces kept | none kept | ratio, median (quartiles) | us for a trace",
+            "what | traces kept | none kept | ratio, median (quartiles)",
             recording_rows,
             (Benchmark("benchmarks/recording.py", quick="--rounds 2 --requests 200"),),
         ),
