@@ -7,7 +7,7 @@ here, before any work.
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +83,7 @@ def prepare(
         raise RequestError(
             f"the request takes more than {CALL_LIMIT} bytes; give large data as arrays"
         )
-    seed = random.randrange(2**32) if sampling.seed is None else sampling.seed
+    seed = secrets.randbelow(2**32) if sampling.seed is None else sampling.seed
     if seed + sampling.num_outputs - 1 > SEED_LIMIT:
         raise RequestError(f"seed + num_outputs must not pass {SEED_LIMIT}")
     seeds = tuple(range(seed, seed + sampling.num_outputs))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
+import secrets
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -115,7 +115,7 @@ def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[Diff
         extra["image"] = _open_image(options["image"])
     requests = []
     for prompt in prompts:
-        first = random.randrange(2**32) if options["seed"] is None else options["seed"]
+        first = secrets.randbelow(2**32) if options["seed"] is None else options["seed"]
         requests += [
             DiffusionRequest.make(
                 prompt,

@@ -1,5 +1,7 @@
 """Admission: what a pipeline does not take is refused before any work, by name."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,15 @@ def admit(*, prompt="a", capabilities=(), settings=(), **params):
     request = DiffusionRequest.make(prompt, **params)
     config = EngineConfig(**{"max_input_bytes": MEBIBYTE, **dict(settings)})
     return prepare(request, {**CAPABILITIES, **dict(capabilities)}, config)
+
+
+def test_drawn_seeds_do_not_depend_on_the_global_generator():
+    """In one process with the worker, pipelines seed it again and again."""
+    drawn = []
+    for _ in range(2):
+        random.seed(7)
+        drawn.append(admit().seeds)
+    assert drawn[0] != drawn[1]
 
 
 def test_a_call_has_what_was_given_and_nothing_else():
