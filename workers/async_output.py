@@ -180,12 +180,12 @@ class AsyncOutputThread(threading.Thread):
         message = _message(AsyncOutputKind.OUTPUT_READY, output.request)
         self._platform.wait_event(output.forward_end.event)
         tensors = self._device_stage(output.tensors, output.request.output_type)
-        copy_start = time.monotonic_ns()
+        copy_start = self._platform.mark()
         message.output = self._writer.write(tensors, partial(self._send_part, message))
         message.timings = Timings(
             forward_start=self._platform.time_of(output.forward_start),
             forward_end=self._platform.time_of(output.forward_end),
-            copy_start=copy_start,
+            copy_start=self._platform.time_of(copy_start),
             copy_end=time.monotonic_ns(),
         )
         self._send_or_release(message)
