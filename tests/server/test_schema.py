@@ -47,9 +47,14 @@ def pipelines(monkeypatch):
     offer_pipelines(monkeypatch)
 
 
-def call_all_operations(url: str) -> int:
-    """Call every operation with requests that suit its description, and with some that do not."""
-    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+def call_operations(url: str, paths: str) -> int:
+    """Call every operation with requests that suit its description, and with some that do not.
+
+    Args:
+      url: of the server.
+      paths: a pattern of the paths of operations to call.
+    """
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json").include(path_regex=paths)
     calls = 0
     for result, mode in itertools.product(schema.get_all_operations(), GenerationMode):
         operation = result.ok()
@@ -66,12 +71,13 @@ def call_all_operations(url: str) -> int:
     return calls
 
 
-@pytest.mark.parametrize("model", [painting, filming])
-async def test_no_request_is_too_much(model):
+@pytest.mark.parametrize(("model", "paths"), [(painting, ""), (filming, "/videos")])
+async def test_no_request_is_too_much(model, paths):
     limits = {"max_side": 64, "max_steps": 4, "max_n": 2, "request_timeout_s": 30}
     limits |= {"max_frames": 10, "max_videos": 5}
-    async with open_engine(model("uni")) as engine, served(engine, **limits) as server:
-        calls = await trio.to_thread.run_sync(call_all_operations, server.url)
+    # In processes of their own, lanes do not put back the generators that hypothesis watches.
+    async with open_engine(model("mp")) as engine, served(engine, **limits) as server:
+        calls = await trio.to_thread.run_sync(call_operations, server.url, paths)
         assert calls >= 100
         await assert_idle(engine)
         assert engine.statistics().completed > 1
