@@ -67,8 +67,7 @@ async def test_a_preview_is_shown_and_escape_cancels(chromium):
     def script(page):
         generate(page, PROMPT, Steps=40, Width=64, Height=64)
         preview = card(page, "running").get_by_alt_text("Preview")
-        preview.wait_for()
-        assert preview.evaluate("image => image.decode().then(() => image.naturalWidth)") == 64
+        expect(preview).to_have_js_property("naturalWidth", 64)
         page.keyboard.press("Escape")
         card(page, "cancelling")
         trio.from_thread.run_sync(gate.open, trio_token=token)
