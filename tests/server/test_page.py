@@ -48,9 +48,6 @@ async def test_what_the_engine_makes_is_shown(chromium):
         expect(done).to_contain_text("seed 7 · 4 steps")
         expect(done).to_contain_text("forward")
         expect(page.get_by_role("status")).to_have_text("Picture 1 is done")
-        expect(page.locator("path.forward")).to_have_attribute("d", re.compile("M"))
-        expect(page.locator(".lane-figure")).to_contain_text("% busy")
-        expect(page.locator("#queue")).to_have_text("0 running, 0 waiting")
         return pixels_of(done.locator("img"))
 
     async with (
@@ -61,6 +58,32 @@ async def test_what_the_engine_makes_is_shown(chromium):
         shown = picture_of(await chromium.browse(server.url, script))
         assert np.array_equal(shown.convert("RGB"), expected.output)
         await assert_idle(engine)
+
+
+async def test_the_timeline_shows_what_runs_and_what_has_run(chromium):
+    def drawn(page, kind):
+        return page.locator(f"path.{kind}").get_attribute("d")
+
+    def script(page):
+        for count in range(1000):  # what was more than ten seconds ago is shown no longer
+            generate(page, Steps=4)
+            card(page, "done", count)
+            if drawn(page, "forward") and drawn(page, "copy"):
+                break
+        else:
+            raise AssertionError("no forward was drawn")
+        expect(page.locator("#queue")).to_have_text("0 running, 0 waiting")
+        expect(page.locator("path.open")).to_have_attribute("d", "")
+        generate(page, Steps=LONG)
+        expect(page.locator("path.open")).to_have_attribute("d", re.compile("M"))
+        expect(page.locator("#queue")).to_have_text("1 running, 0 waiting")
+        expect(page.locator(".lane-figure")).to_contain_text(re.compile(r"[1-9]\d* % busy"))
+        page.keyboard.press("Escape")
+        expect(page.locator("#queue")).to_have_text("0 running, 0 waiting")
+
+    config = painting("uni", options={"forward_ms": 20, "steps": 4})
+    async with open_engine(config) as engine, served(engine, max_steps=LONG) as server:
+        await chromium.browse(server.url, script)
 
 
 async def test_a_preview_is_shown_and_escape_cancels(chromium):
