@@ -156,17 +156,18 @@ def _files(options: Mapping[str, Any]) -> dict[Path, Callable[[Traces, Path], No
     Raises:
       click.ClickException: there is such a file, there is no such folder, or matplotlib is missing.
     """
-    files: dict[Path, Callable[[Traces, Path], None]] = {}
-    if options["png"] is not None:
-        files[options["png"]] = _figure_writer()
-    if options["out"] is not None or not files:
-        files[options["out"] or Path("trace.json")] = _write_json
-    if len(files) == 1 and options["out"] is not None and options["out"] == options["png"]:
+    out, png = options["out"], options["png"]
+    if out and png and os.path.realpath(out) == os.path.realpath(png):
         raise click.UsageError("-o and --png name the same file")
+    files: dict[Path, Callable[[Traces, Path], None]] = {}
+    if png is not None:
+        files[png] = _figure_writer()
+    if out is not None or not files:
+        files[out or Path("trace.json")] = _write_json
     for path in files:
         if path.exists() and not options["overwrite"]:
             raise click.UsageError(f"{path} exists; choose another name, or --overwrite")
-        if not os.access(path.parent, os.W_OK):
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
             raise click.UsageError(f"{path} cannot be written: no folder that can be written to")
     return files
 

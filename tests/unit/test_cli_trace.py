@@ -1,6 +1,7 @@
 """``sidestream trace``: runs, the files and figures that they leave, and what is refused."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -119,7 +120,9 @@ def test_callers_may_be_more_than_the_queue_usually_takes(capsys):
         (["--png", "old.json", "-o", "new.json"], "old.json exists"),
         (["-o", "no/such/folder.json"], "cannot be written"),
         (["-o", "."], "is a directory"),
+        (["-o", "old.json/new.json"], "old.json/new.json cannot be written"),
         (["-o", "same", "--png", "same"], "name the same file"),
+        (["-o", "same", "--png", os.path.join(os.curdir, "empty", os.pardir, "same")], "same file"),
         (["-n", "0"], "0 is not in the range"),
         (["--concurrency", "0"], "0 is not in the range"),
         (["--output-type", "tiff"], "'tiff' is not one of"),
