@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import IO, Any, TypeVar
-from urllib.parse import urlsplit
+from typing import IO, Any
 
 import click
 import trio
 
 from ...engine.cli.arguments import read_prompts
+from .arguments import FiniteRange, parse_key, parse_url, parsed
 from .mix import Kind, parse_field, parse_mix
 from .plan import Plan
 from .report import Report
@@ -33,29 +32,6 @@ PROMPTS = (
 MOST_AT_A_TIME = 512
 """In an open loop, unless it is said: each is a connection, and processes may have 1024 files."""
 
-Parsed = TypeVar("Parsed")
-
-
-def _parsed(parse: Callable[[str], Parsed]) -> Callable[..., Any]:
-    """Make a callback for an option, or several of its kind, from what reads one value."""
-
-    def callback(_: click.Context, option: click.Parameter, value: Any) -> Any:
-        try:
-            if isinstance(value, tuple):
-                return [parse(text) for text in value]
-            return None if value is None else parse(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param=option) from error
-
-    return callback
-
-
-def _url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{text!r} is no URL; write http://HOST:PORT")
-    return text
-
 
 @click.group()
 def bench() -> None:
@@ -63,10 +39,10 @@ def bench() -> None:
 
 
 @bench.command(epilog=EXAMPLES)
-@click.option("--url", required=True, callback=_parsed(_url), help="Of the server.")
+@click.option("--url", required=True, callback=parsed(parse_url), help="Of the server.")
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="R",
     help="Requests per second, which come at random (Poisson) whatever the server does; latency"
     " counts from then.  [default: as answers come]",
@@ -79,7 +55,7 @@ def bench() -> None:
 )
 @click.option(
     "--duration",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=30.0,
     show_default=True,
     metavar="S",
@@ -88,7 +64,7 @@ def bench() -> None:
 @click.option(
     "--mix",
     "kinds",
-    callback=_parsed(parse_mix),
+    callback=parsed(parse_mix),
     metavar="KINDS",
     help='Kinds of requests and their weights, such as "steps=4:7, steps=40 size=256x256:3".',
 )
@@ -96,7 +72,7 @@ def bench() -> None:
     "--param",
     "fields",
     multiple=True,
-    callback=_parsed(parse_field),
+    callback=parsed(parse_field),
     metavar="NAME=VALUE",
     help="A field of all requests, such as stream=true; can be repeated.",
 )
@@ -108,14 +84,14 @@ def bench() -> None:
 )
 @click.option(
     "--cancel",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=0.0,
     metavar="SHARE",
     help="Share of requests whose client leaves at a random time.",
 )
 @click.option(
     "--cancel-within",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=1.0,
     show_default=True,
     metavar="S",
@@ -123,7 +99,7 @@ def bench() -> None:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=600.0,
     show_default=True,
     metavar="S",
@@ -133,6 +109,7 @@ def bench() -> None:
 @click.option(
     "--api-key",
     metavar="KEY",
+    callback=parsed(parse_key),
     envvar="SIDESTREAM_API_KEY",
     help="Rather set SIDESTREAM_API_KEY: other users of the machine can read command lines.",
 )
@@ -150,10 +127,10 @@ def serve(**options: Any) -> int:
     """
     settings = settings_of(options)
     report, signal = trio.run(run, settings)
-    if options["json_file"] is not None:
-        write(report, settings, options["json_file"])
     click.echo(heading(report, settings))
     click.echo(report.table())
+    if options["json_file"] is not None:
+        write(report, settings, options["json_file"])
     return 0 if signal is None else 128 + signal
 
 
@@ -204,7 +181,11 @@ def heading(report: Report, settings: BenchSettings) -> str:
 
 
 def write(report: Report, settings: BenchSettings, file: IO[str]) -> None:
-    """Write a report and what it is of."""
+    """Write a report and what it is of.
+
+    Raises:
+      click.ClickException: the file does not take it.
+    """
     plan = settings.plan
     head = {
         "url": settings.url,
@@ -218,5 +199,8 @@ def write(report: Report, settings: BenchSettings, file: IO[str]) -> None:
         "cancel": plan.cancel,
         "cancel_within": plan.cancel_within,
     }
-    json.dump(head | report.as_dict(), file, indent=2)
-    file.write("\n")
+    try:
+        file.write(json.dumps(head | report.as_dict(), indent=2) + "\n")
+        file.flush()
+    except OSError as error:
+        raise click.ClickException(f"--json: {file.name}: {error.strerror}") from error

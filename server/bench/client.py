@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,14 +10,15 @@ from typing import Any
 import httpx2
 import trio
 
+from .errors import LONGEST_ERROR, code_of, message_of
+from .events import EventReader
+from .printable import printable
+
 GENERATIONS = "/v1/images/generations"
 MODELS = "/v1/models"
 
 CHECK_PATIENCE = 10.0
 """Seconds for a server to say that it is there."""
-LONGEST_ERROR = 1 << 16
-"""Bytes of an error that are looked at."""
-LONGEST_CODE = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,16 @@ class ImagesClient:
         """
         try:
             with trio.fail_after(CHECK_PATIENCE):
-                answer = await self._http.get(MODELS)
+                async with self._http.stream("GET", MODELS) as answer:
+                    body = await _beginning(answer)
         except trio.TooSlowError:
             raise ConnectionError(f"{self.url}: no answer in {CHECK_PATIENCE:g} s") from None
         except httpx2.HTTPError as error:
-            raise ConnectionError(f"{self.url}: no server there ({error})") from error
+            raise ConnectionError(
+                f"{self.url}: no server there ({printable(str(error), 200)})"
+            ) from error
         if answer.status_code in (401, 403) or answer.is_server_error:
-            told = _told(answer.content[:LONGEST_ERROR]).get("message", answer.reason_phrase)
+            told = message_of(body, answer.reason_phrase)
             raise ConnectionError(f"{self.url}: {answer.status_code}, {told}")
 
     async def generate(self, body: dict[str, Any], on_partial: Callable[[], object]) -> Answer:
@@ -84,9 +87,9 @@ class ImagesClient:
         try:
             async with self._http.stream("POST", GENERATIONS, json=body) as response:
                 if response.status_code != 200:
-                    return Answer(response.status_code, _code(await _beginning(response)))
+                    return Answer(response.status_code, code_of(await _beginning(response)))
                 if response.headers.get("content-type", "").startswith("text/event-stream"):
-                    return await _read_events(response.aiter_lines(), on_partial)
+                    return await _read_events(response, on_partial)
                 async for _ in response.aiter_raw():
                     pass
         except httpx2.HTTPError as error:
@@ -94,21 +97,16 @@ class ImagesClient:
         return Answer(200)
 
 
-async def _read_events(lines: AsyncIterator[str], on_partial: Callable[[], object]) -> Answer:
-    """Read to the end: httpx leaves iterators that are not exhausted to the garbage collector."""
-    event, partial = "", False
-    code: str | None = "incomplete"
-    async for line in lines:
-        if line.startswith("event:"):
-            event = line.removeprefix("event:").strip()
-            if event.endswith(".completed"):
-                code = None
-            elif event.endswith(".partial_image") and not partial:
-                partial = True
-                on_partial()
-        elif event == "error" and line.startswith("data:"):
-            code = _code(line.removeprefix("data:").encode())
-    return Answer(200, code)
+async def _read_events(response: httpx2.Response, on_partial: Callable[[], object]) -> Answer:
+    """Read to the end, or until it is clear that there are no pictures."""
+    events = EventReader(on_partial)
+    # Cancelled, httpx's iterators end; to leave the loop would leave them to the garbage collector.
+    with trio.CancelScope() as scope:
+        async for chunk in response.aiter_bytes():
+            events.feed(chunk)
+            if events.is_too_long:
+                scope.cancel("it would be too much")
+    return Answer(200, "too_long" if scope.cancelled_caught else events.code)
 
 
 async def _beginning(response: httpx2.Response) -> bytes:
@@ -117,17 +115,3 @@ async def _beginning(response: httpx2.Response) -> bytes:
     async for chunk in response.aiter_bytes():
         data += chunk[: LONGEST_ERROR - len(data)]
     return data
-
-
-def _told(body: bytes) -> dict[str, Any]:
-    """Return the object of an error in the shape of the OpenAI API; else an empty one."""
-    try:
-        error = json.loads(body)["error"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return error if isinstance(error, dict) else {}
-
-
-def _code(body: bytes) -> str:
-    error = _told(body)
-    return str(error.get("code") or error.get("type") or "unknown")[:LONGEST_CODE]

@@ -8,17 +8,21 @@ import math
 import signal
 import socket
 from collections import Counter
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+import click
 import pytest
 import trio
 
 from sidestream.engine import open_engine
 from sidestream.engine.cli import main
-from sidestream.server.bench.cli import serve, settings_of
+from sidestream.server.bench import events
+from sidestream.server.bench.cli import serve, settings_of, write
 from sidestream.server.bench.client import Answer, open_client
 from sidestream.server.bench.load import Load, Record
-from sidestream.server.bench.mix import Kind, parse_mix
+from sidestream.server.bench.mix import Kind, parse_field, parse_mix
 from sidestream.server.bench.plan import Plan
 from sidestream.server.bench.report import Report
 from sidestream.server.bench.running import run
@@ -28,6 +32,8 @@ from ..harness.http import served
 from ..harness.programs import run_program
 from ..harness.surroundings import PATIENCE, assert_idle, settled
 
+DEEP = "[" * 100 + "]" * 100
+NUMBERS = ("--rate", "--duration", "--timeout", "--cancel", "--cancel-within")
 SLOW = {"forward_ms": 60_000, "steps": LONG}
 
 
@@ -36,9 +42,13 @@ def pipelines(monkeypatch):
     offer_pipelines(monkeypatch)
 
 
+def settings_context(url, *arguments):
+    return serve.make_context("serve", ["--url", url, "-q", *map(str, arguments)])
+
+
 def settings(url, *arguments):
     """Read a command line."""
-    with serve.make_context("serve", ["--url", url, "-q", *map(str, arguments)]) as context:
+    with settings_context(url, *arguments) as context:
         return settings_of(context.params)
 
 
@@ -63,11 +73,23 @@ def test_a_mix_is_kinds_with_weights():
 
 
 @pytest.mark.parametrize(
-    "text", ["", ",", "steps", "steps=4:0", "steps=4:x", "=4", "n=1,n=1", ":3", "n=1:inf"]
+    "text",
+    [
+        *("", ",", "steps", "steps=4:0", "steps=4:x", "=4", "n=1,n=1", ":3", "n=1:inf"),
+        "n=1:1e308,n=2:1e308",
+    ],
 )
 def test_what_is_no_mix_is_refused(text):
     with pytest.raises(ValueError, match=r"is no|is not|twice"):
         parse_mix(text)
+
+
+@pytest.mark.parametrize("value", ["1e999", "[1e999]", '"\\ud800"', "\udcff", "[" * 20_000, DEEP])
+def test_what_cannot_be_sent_is_no_field(value):
+    with pytest.raises(ValueError, match=r"cannot be sent|nested") as refused:
+        parse_field(f"x={value}")
+    assert len(str(refused.value)) < 200
+    assert str(refused.value).isprintable()
 
 
 def test_a_plan_is_the_same_again():
@@ -242,6 +264,57 @@ async def test_a_server_that_goes_is_counted():
     assert {record.answer for record in load.records} == {Answer(None, "ConnectError")}
 
 
+@asynccontextmanager
+async def hostile(head, piece, times=None):
+    """Serve an answer to everybody: pieces after a head, without end unless it is told how many."""
+
+    async def answer(stream):
+        with suppress(trio.BrokenResourceError):
+            asked = bytearray()
+            while not asked.endswith(b"{}"):  # the body; what is not read would reset the answer
+                asked += await stream.receive_some() or b"{}"
+            await stream.send_all(f"HTTP/1.1 {head}\r\nConnection: close\r\n\r\n".encode())
+            for _ in itertools.count() if times is None else range(times):
+                await stream.send_all(piece)
+            await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        serve_it = partial(trio.serve_tcp, answer, 0, host="127.0.0.1")
+        (listener,) = await nursery.start(serve_it)
+        yield f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel("it was asked")
+
+
+EVENTS = "200 OK\r\nContent-Type: text/event-stream"
+COMPLETED = b"event: image_generation.completed\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "times", "expected"),
+    [
+        ("500 No", b"[" * 60_000, 1, Answer(500, "unknown")),
+        ("500 No", b'{"error":{"code":{"a":1},"type":7}}', 1, Answer(500, "7")),
+        ("500 No", b'{"error":{"code":"\x1b[2J\xc3\xa4"}}', 1, Answer(500, "unknown")),
+        ("500 No", rb'{"error":{"code":"\u001b[2J\u00e4"}}', 1, Answer(500, r"\x1b[2J\xe4")),
+        ("500 No", b'{"error":{"code":"%s"}}' % (b"x" * 99), 1, Answer(500, "x" * 57 + "...")),
+        (EVENTS, b"x" * 65_536, None, Answer(200, "too_long")),
+        (EVENTS, b"event: error\ndata: " + b"[" * 60_000 + b"\n", 1, Answer(200, "unknown")),
+        (EVENTS, COMPLETED + b"data: " + b"x" * 300_000 + b"\r\n\r\n", 1, Answer(200)),
+        (EVENTS, b"data: " + b"x" * 300_000 + b"\n" + COMPLETED, 9, Answer(200)),
+        (EVENTS, COMPLETED[:-2], 1, Answer(200, "incomplete")),
+    ],
+)
+async def test_a_server_may_say_anything(monkeypatch, head, piece, times, expected):
+    monkeypatch.setattr(events, "LONGEST_LINE", 1 << 20)
+    with trio.fail_after(PATIENCE):
+        async with hostile(head, piece, times) as url, open_client(url) as client:
+            assert await client.generate({}, lambda: None) == expected
+
+
+def test_a_picture_of_4096_pixels_fits_in_a_line():
+    assert events.LONGEST_LINE > 4 * (3 * 4096**2) / 3 + (1 << 20)
+
+
 # -- the command
 
 
@@ -276,6 +349,12 @@ def test_mistakes_are_one_line(capsys, tmp_path):
         (["--url", nobody, "--param", "steps"], 2, "NAME=VALUE"),
         (["--url", nobody, "--rate", "0"], 2, "--rate"),
         (["--url", nobody, "-f", str(tmp_path / "empty.txt")], 2, "no prompt"),
+        *((["--url", nobody, name, "nan"], 2, "in the range") for name in NUMBERS),
+        *((["--url", nobody, name, "inf"], 2, "in the range") for name in NUMBERS),
+        (["--url", "http://127.0.0.1:abc"], 2, "is no URL"),
+        (["--url", "http://127.0.0.1:80\n\x1b[1m"], 2, "is no URL"),
+        (["--url", "http://a\udcff"], 2, "is no URL"),
+        (["--url", nobody, "--api-key", "schl\u00fcssel"], 2, "printable ASCII"),
         (["--url", nobody, "--json", str(tmp_path / "no/folder")], 2, "no/folder"),
         ([], 2, "--url"),
     ):
@@ -284,6 +363,15 @@ def test_mistakes_are_one_line(capsys, tmp_path):
         (line,) = capsys.readouterr().err.splitlines()
         assert ended.value.code == code, line
         assert word in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_results_that_cannot_be_written_are_told():
+    with settings_context("http://127.0.0.1:9", "--json", "/dev/full") as context:
+        report = Report.of([], ["requests"], 1.0)
+        with pytest.raises(click.ClickException, match="/dev/full: No space left") as told:
+            write(report, settings_of(context.params), context.params["json_file"])
+    assert told.value.exit_code == 1
 
 
 async def test_an_interrupt_prints_what_there_is(tmp_path):
