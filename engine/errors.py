@@ -55,11 +55,19 @@ class ExecutionError(SidestreamError):
     """
 
     def __init__(self, remote_type: str, remote_traceback: str) -> None:
-        last = remote_traceback.strip().rpartition("\n")[2] or remote_type
-        super().__init__(last)
+        super().__init__(_told_by(remote_type, remote_traceback.strip()))
         self.remote_type = remote_type
         self.remote_traceback = remote_traceback
         self.add_note(f"In the worker:\n{remote_traceback.rstrip()}")
+
+
+def _told_by(kind: str, text: str) -> str:
+    """Return what a traceback ends with: the exception's class and its message, of any lines."""
+    lines = text.splitlines()
+    for index in reversed(range(len(lines))):
+        if lines[index].partition(":")[0].rpartition(".")[2] == kind:
+            return "\n".join(lines[index:])
+    return lines[-1] if lines else kind
 
 
 class WorkerDiedError(SidestreamError):

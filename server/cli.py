@@ -25,7 +25,7 @@ from .serving import open_listener, serve as serve_app, url_of
 
 EXAMPLES = """\b
 Examples:
-  sidestream serve shapes --mode step
+  sidestream serve shapes --executor mp --mode step --batch 4
   sidestream serve /models/sdxl --executor mp --num-workers 2 --port 8080
   sidestream serve --config server.toml --set server.max_steps=50
 """
@@ -157,7 +157,7 @@ async def run_server(engine_config: EngineConfig, server_config: ServerConfig) -
         await serve_app(app, stop=stop, listener=listener)
         nursery.cancel_scope.cancel("the server has stopped")
 
-    failure: SidestreamError | None = None
+    failure: SidestreamError | OSError | None = None
     async with trio.open_nursery() as nursery:
         await nursery.start(_watch_signals, stop, nursery.cancel_scope, service)
         nursery.start_soon(run_http)
@@ -186,6 +186,7 @@ def announce(url: str, service: Service) -> None:
     """Say that the server is ready, and how to use it."""
     key = " -H 'Authorization: Bearer KEY'" if service.config.api_keys else ""
     click.echo(f"sidestream serves {service.model_name} at {url}")
+    click.echo(f"  {url}/ is a page to try it with")
     header = f"-H 'Content-Type: application/json'{key}"
     if service.ready_engine().capabilities["media"] == "video":
         click.echo(f"""  curl {url}/v1/videos {header} -d '{{"prompt": "waves"}}'""")

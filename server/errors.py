@@ -120,7 +120,7 @@ def api_error(error: SidestreamError, *, began: bool = False) -> ApiError:
         case DeadlineExceededError():
             return ApiError(504, message, code="deadline_exceeded", headers=_RETRY_IS_VAIN)
         case EngineDeadError() | EngineClosedError() | WorkerDiedError():
-            return unavailable("the engine has stopped")
+            return unavailable("the worker has died; try again later")
         case ExecutionError() if error.remote_type in ("ValueError", "TypeError") and not began:
             # So pipelines refuse arguments, such as a size that is no multiple of 8.
             return ApiError(422, message, code="unsupported")
@@ -144,7 +144,10 @@ async def _on_http_error(_: Request, error: Exception) -> JSONResponse:
 
 async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
+    problems = error.errors()
+    # A name that nobody knows is often that of a field that is missing.
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    first = next(unknown, problems[0])
     return invalid_body(first, first["loc"][1:], EditParams.model_fields).response()
 
 
@@ -164,6 +167,10 @@ def invalid_body(
         return ApiError(400, f"the body is not JSON: {problem['ctx']['error']}")
     if problem["type"] == "extra_forbidden" and param is not None:
         message = f"there is no such field; {nearest(param, fields)}"
+    if problem["type"] == "string_pattern_mismatch" and location[-1:] == ("size",):
+        message = "must be WIDTHxHEIGHT, such as 512x512, or auto"
+    if param is None and problem["type"] in ("model_attributes_type", "dict_type"):
+        message = "must be a JSON object, sent with Content-Type: application/json"
     text = f"{param}: {message}" if param else f"the body: {message}"
     return ApiError(400, text, code="invalid_value", param=param)
 

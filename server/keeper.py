@@ -70,7 +70,7 @@ class EngineKeeper:
         self._restarts = Restarts(service.config.max_engine_restarts)
         self._pause: float | None = None
 
-    async def run(self) -> SidestreamError:
+    async def run(self) -> SidestreamError | OSError:
         """Do so, and return why there is no engine any more."""
         while True:
             failure = await self._run_one()
@@ -84,11 +84,11 @@ class EngineKeeper:
             await trio.sleep(self._pause)
             self._service.metrics.note_restart(self._config.num_workers)
 
-    async def _run_one(self) -> SidestreamError:
+    async def _run_one(self) -> SidestreamError | OSError:
         """Run one engine until it dies, and settle what comes then; a function of its own, so that
         nothing holds its memory while the next one starts."""
         service, began = self._service, trio.current_time()
-        failure: SidestreamError | None = None
+        failure: SidestreamError | OSError | None = None
         try:
             async with open_engine(self._config) as engine:
                 ready, first = trio.current_time(), not service.has_begun
@@ -103,8 +103,8 @@ class EngineKeeper:
                     logger.warning("the engine is back after %.1f s", ready - began)
                 failure = await engine.wait_dead()
                 self._lose(trio.current_time() - ready)
-        except SidestreamError as error:
-            if failure is None:  # it could not be started
+        except (SidestreamError, OSError) as error:
+            if failure is None:  # it could not be started, for want of file descriptors, say
                 failure = error
                 self._lose(0.0, may_return=service.has_begun and type(error) is not ConfigError)
         assert failure is not None, "the block ends with one"

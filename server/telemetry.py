@@ -8,6 +8,7 @@ or is not there costs spans and nothing else. Prompts are in none of them. Needs
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
@@ -39,6 +40,8 @@ FLUSH_S = 5.0
 """How long the end of a server waits for the collector to take the last spans, s."""
 METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE")
 _SCOPE = "sidestream.server"
+# It would write into the log, as they are, what clients send as their `tracestate`.
+logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 

@@ -6,6 +6,7 @@ the request, then while it holds the video. To delete a job at any time is to ca
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 import traceback
@@ -19,7 +20,7 @@ from ..engine import Completed, DiffusionRequest, DiffusionResult, Event, Progre
 from ..postprocess import VideoInfo, read_video_info
 from .errors import ApiError, unavailable
 from .service import Service
-from .video_schemas import Status
+from .video_schemas import Status, VideoError
 
 logger = logging.getLogger("sidestream.server")
 
@@ -48,7 +49,7 @@ class VideoJob:
     ended: float | None = None
     seed: int | None = None
     file: bytes | None = None
-    error: ApiError | None = None
+    error: VideoError | None = None
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     gone: trio.Event = field(default_factory=trio.Event)
 
@@ -80,11 +81,15 @@ class VideoJob:
 
     def fail(self, error: ApiError) -> None:
         """Note why there is none."""
-        self.error = error
+        # Not the exception: its traceback would keep what it was about.
+        self.error = VideoError(code=error.code or "failed", message=str(error.detail))
         self._end("failed")
 
     def _end(self, status: Status) -> None:
         self.status, self.ended, self.eta = status, time.time(), None
+        # The picture that it started from is needed no longer, and larger than most videos.
+        sampling = dataclasses.replace(self.request.sampling, extra_args={})
+        self.request = dataclasses.replace(self.request, sampling=sampling)
 
 
 class VideoJobs:

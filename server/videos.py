@@ -24,7 +24,6 @@ from .video_schemas import (
     FILE,
     FIND_ERRORS,
     VideoDeleted,
-    VideoError,
     VideoList,
     VideoObject,
     VideoParams,
@@ -118,7 +117,7 @@ def describe(service: Service, job: VideoJob) -> VideoObject:
         prompt=job.request.prompt or "",
         size=job.size,
         seconds=None if job.frames is None else f"{job.frames / fps:g}",
-        error=_error(job),
+        error=job.error,
         request_id=job.request.request_id,
         seed=job.seed,
         fps=fps,
@@ -130,12 +129,6 @@ def describe(service: Service, job: VideoJob) -> VideoObject:
         total=job.total,
         eta=job.eta,
     )
-
-
-def _error(job: VideoJob) -> VideoError | None:
-    if job.error is None:
-        return None
-    return VideoError(code=job.error.code or "failed", message=str(job.error.detail))
 
 
 async def _reference(service: Service, params: VideoParams) -> Image.Image | None:

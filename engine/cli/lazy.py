@@ -13,6 +13,12 @@ COMMANDS = {
     "trace": ("sidestream.engine.cli.trace", "trace"),
 }
 """Name of a command: the module that has it under this name, and the extra that it needs."""
+SHORT_HELP = {
+    "bench": "Measure servers under load.",
+    "serve": "Serve a model over HTTP.",
+    "trace": "Record when requests ran, for Perfetto or as a picture.",
+}
+"""What is told of a command whose extra is missing."""
 
 
 class LazyGroup(click.Group):
@@ -48,6 +54,6 @@ def _missing(name: str, extra: str, error: ModuleNotFoundError) -> click.Command
         name,
         params=[anything],
         callback=complain,
-        short_help=f"(needs the extra {extra!r})",
+        short_help=f"{SHORT_HELP[name]} (needs the extra {extra!r})",
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
     )

@@ -63,5 +63,6 @@ def url_told_by(process: ServeProcess) -> str:
     assert line.startswith("sidestream serves "), line
     url = line.split()[-1]
     assert url.startswith("http://127.0.0.1:")
+    assert process.stdout.readline() == f"  {url}/ is a page to try it with\n"
     assert process.stdout.readline().startswith(f"  curl {url}{GENERATIONS} ")
     return url

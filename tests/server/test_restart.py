@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
 import psutil
 import pytest
+import trio
 
+from sidestream.engine import EngineConfig, EngineDeadError
+from sidestream.server import ServerConfig, keeper
 from sidestream.server.keeper import LONGEST_PAUSE, STEADY, Restarts
+from sidestream.server.service import Service
 
 from ..harness.http import GENERATIONS
 from ..harness.serve_process import serving, url_told_by
@@ -134,3 +140,38 @@ def test_pauses_double_and_sound_engines_make_them_short_again():
     assert restarts.next_pause(STEADY) == 0
     assert restarts.next_pause(0) == 1
     assert Restarts(0).next_pause(STEADY) is None
+
+
+async def test_a_start_that_fails_for_want_of_files_is_tried_again(autojump_clock, monkeypatch):
+    starts = []
+
+    class Mortal:
+        config = EngineConfig()
+
+        async def wait_dead(self):
+            await trio.sleep(1)
+            return EngineDeadError(f"died after start {len(starts)}")
+
+    @asynccontextmanager
+    async def open_engine(_config):
+        starts.append(trio.current_time())
+        if len(starts) == 2:
+            raise OSError(errno.EMFILE, "too many open files")
+        yield Mortal()
+
+    monkeypatch.setattr(keeper, "open_engine", open_engine)
+    service = Service(ServerConfig(max_engine_restarts=2))
+    failure = await keeper.EngineKeeper(EngineConfig(), service, list).run()
+    assert starts == [0, 1, 2]  # at once, then after a second
+    assert str(failure) == "died after start 3"
+
+
+async def test_a_first_start_that_fails_ends_it(autojump_clock, monkeypatch):
+    @asynccontextmanager
+    async def open_engine(_config):
+        raise OSError(errno.EMFILE, "too many open files")
+        yield
+
+    monkeypatch.setattr(keeper, "open_engine", open_engine)
+    failure = await keeper.EngineKeeper(EngineConfig(), Service(ServerConfig()), list).run()
+    assert isinstance(failure, OSError)

@@ -81,7 +81,7 @@ INVALID = [
     ({"prompt": "x", "num_frames": 0}, "num_frames", "1"),
     ({"prompt": "x", "fps": 0}, "fps", "1"),
     ({"prompt": "x", "fps": 121}, "fps", "120"),
-    ({"prompt": "x", "size": "64"}, "size", "pattern"),
+    ({"prompt": "x", "size": "64"}, "size", "WIDTHxHEIGHT"),
     ({"prompt": "x", "size": "264x64"}, "size", "256"),
     ({"prompt": "x", "size": "128x128", "num_frames": 20}, "size", "262144"),
     ({"prompt": "x", "num_inference_steps": 11}, "num_inference_steps", "10"),

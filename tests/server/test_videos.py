@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
+
 import httpx2
 import numpy as np
 import pytest
 import trio
 
-from sidestream.engine import open_engine
+from sidestream.engine import DiffusionRequest, open_engine
+from sidestream.postprocess import VideoInfo
 from sidestream.server import ServerConfig, create_app
 from sidestream.server.cli import announce
+from sidestream.server.errors import ApiError
 from sidestream.server.video_jobs import VideoJob
 from sidestream.server.video_requests import make_video_request
-from sidestream.server.video_schemas import VideoParams
+from sidestream.server.video_schemas import VideoError, VideoParams
 
 from ..harness.checkpoints import cancel_at_every_step, family
 from ..harness.engines import LONG, filming, offer_pipelines
@@ -257,3 +261,18 @@ async def test_without_a_server_there_is_nobody_to_run_jobs():
         assert_error(answer, 503, code="unavailable", word="`serve`")
         assert await ids(client) == []
         await assert_idle(engine)
+
+
+@pytest.mark.parametrize("end", ["complete", "fail"])
+def test_a_job_that_has_ended_holds_its_video_and_no_more(end):
+    picture = np.zeros((8, 8, 3), np.uint8)
+    request = DiffusionRequest.make("x", request_id="a", extra_args={"image": picture})
+    job = VideoJob(request, "a model", "auto", None)
+    held = weakref.ref(picture)
+    del request, picture
+    if end == "complete":
+        job.complete(1, b"video", VideoInfo(8, 8, 4, 16.0))
+    else:
+        job.fail(ApiError(500, "no", code="failed"))
+        assert job.error == VideoError(code="failed", message="no")
+    assert held() is None

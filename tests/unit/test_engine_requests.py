@@ -173,6 +173,23 @@ async def test_an_error_of_the_pipeline_fails_its_request_alone(autojump_clock, 
         assert engine.statistics().failed == 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("ValueError", "Traceback:\n  here\nValueError: no", "ValueError: no"),
+        (
+            "Lost",
+            "Traceback:\n  here\na.b.Lost: of two\nlines: here",
+            "a.b.Lost: of two\nlines: here",
+        ),
+        ("Odd", "Traceback:\n  here\nnothing known", "nothing known"),
+        ("Silent", "", "Silent"),
+    ],
+)
+def test_an_error_is_told_with_all_of_its_message(kind, text, message):
+    assert str(ExecutionError(kind, text)) == message
+
+
 async def test_an_error_of_the_output(autojump_clock, outcomes):
     async with open_fake() as (engine, executor):
         outcomes.start("a", engine.generate, raw())
