@@ -30,7 +30,8 @@ class RequestTrace:
     """Counts the requests that have ended, from 1."""
     worker: int = -1
     """Whose it was; -1 if it was given to none."""
-    outcome: Outcome = "aborted"
+    outcome: Outcome | None = None
+    """None until its caller has left."""
     dispatched: int = 0
     forward_start: int = 0
     forward_end: int = 0

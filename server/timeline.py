@@ -127,6 +127,7 @@ _MOMENTS = [
 
 
 def _request(trace: RequestTrace, now: int) -> TracedRequest:
+    assert trace.outcome is not None, "requests that have not ended are not told"
     moments = {name: _since(getattr(trace, name), now) for name in _MOMENTS}
     return TracedRequest(number=trace.number, worker=trace.worker, outcome=trace.outcome, **moments)
 

@@ -88,7 +88,8 @@ async def test_a_new_engine_counts_anew():
 
 
 async def test_times_are_milliseconds_from_now():
-    trace = RequestTrace("secret", 1_000_000, number=7, forward_start=2_500_000, ended=4_000_000)
+    times = {"submitted": 1_000_000, "forward_start": 2_500_000, "ended": 4_000_000}
+    trace = RequestTrace("secret", number=7, outcome="completed", **times)
     async with open_engine(painting("uni")) as engine:
         answer = timeline([trace], engine.statistics(), 0, now=5_000_000)
     (request,) = answer.requests

@@ -62,7 +62,10 @@ def test_a_meter_counts_the_time_of_a_device(forwards, busy, bubble):
 @pytest.mark.parametrize("mode", ["request", "step"])
 async def test_a_request_leaves_its_moments(executor, mode):
     async with open_engine(synthetic(executor, mode=mode, warmup=False)) as engine:
-        result = await engine.generate("a", request_id="mine")
+        async with engine.stream("a", request_id="mine") as events:
+            result = await events.result()
+            assert result.timings.trace.outcome is None
+            assert engine.traces() == []
         (trace,) = engine.traces()
         assert trace is result.timings.trace
         assert (trace.request_id, trace.number, trace.worker) == ("mine", 1, 0)
