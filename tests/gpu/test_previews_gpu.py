@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,11 +43,19 @@ SCHEDULERS = [
 def no_waiting() -> Iterator[None]:
     """Let every operation that waits for the device raise."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    before = torch.cuda.get_sync_debug_mode()
+    set_sync_debug_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode("default")
+        set_sync_debug_mode(before)
+
+
+def set_sync_debug_mode(mode: int | str) -> None:
+    """Set what torch does where the host waits, without its remark that this is a prototype."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @pytest.mark.parametrize(("name", "config"), SCHEDULERS)
