@@ -122,6 +122,9 @@ def plain(arguments: argparse.Namespace, settings: list[tuple[int, int]]) -> lis
             pipe(PROMPTS[index % 100], generator=generator, output_type="pil", **given)
         return time.perf_counter() - began
 
+    def several(pipe: Any, setting: tuple[int, int], indices: range) -> list[float]:
+        return [one(pipe, setting, index) for index in indices]
+
     for setting in settings:
         one(pipe, setting, 0)
         one_s = one(pipe, setting, 1)
@@ -131,10 +134,10 @@ def plain(arguments: argparse.Namespace, settings: list[tuple[int, int]]) -> lis
             with busy.sampling(arguments.device), ThreadPoolExecutor(threads) as pool:
                 began = time.perf_counter()
                 jobs = [
-                    pool.submit(one, pipes[index % threads], setting, index)
-                    for index in range(count)
+                    pool.submit(several, pipes[first], setting, range(first, count, threads))
+                    for first in range(threads)
                 ]
-                latencies = [job.result() for job in jobs]
+                latencies = [latency for job in jobs for latency in job.result()]
                 seconds = time.perf_counter() - began
             rows.append(row(name, setting, threads, (count, seconds, latencies, busy)))
             print(rows[-1], file=sys.stderr, flush=True)

@@ -1,13 +1,26 @@
 """Recording work on a device, to have it done again at the cost of one call."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 
 _cuda: Any = torch.cuda
 _SYNC_WARNING = "synchronizing CUDA operation"
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """Tell whoever asks that nothing is recorded: text encoders of transformers build a mask then
+    which they do without otherwise, and other kernels give other bits."""
+    asked = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
 
 
 class Graphs(Protocol):
@@ -98,8 +111,11 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.device)
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        with (
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ),
+            _unnoticed(),
         ):
             result = run()
         self.bytes_used += max(0, free - torch.cuda.mem_get_info(self.device)[0])

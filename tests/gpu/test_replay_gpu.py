@@ -3,6 +3,7 @@ memory within its budget."""
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,11 @@ from sidestream.workers.model_runner import DiffusionModelRunner, RunnerOutput, 
 from sidestream.workers.models import load_pipeline
 from sidestream.workers.models.families_tiny import FAMILIES
 from sidestream.workers.platform import platform_for
+
+from ..harness.catalogue.arguments import PROMPTS, masks, pictures
+from ..harness.catalogue.compare import identical, plain
+from ..harness.catalogue.entry import Entry
+from ..harness.catalogue.families import ENTRIES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,9 +76,12 @@ def tensor_of(output: RunnerOutput) -> torch.Tensor:
 
 
 def call_of(pipeline: Any, index: int, **changes: Any) -> dict[str, Any]:
+    accepted = inspect.signature(type(pipeline).__call__).parameters
+    images = {"image": pictures(64)(index), "mask_image": masks(64)(index)}
     return {
         **pipeline.sidestream_defaults,
-        "prompt": ("a cat", "a big red dog", "the sky in a photo")[index],
+        **{name: image for name, image in images.items() if name in accepted},
+        "prompt": PROMPTS[index],
         "generator": torch.Generator().manual_seed(index),
         "output_type": "pt",
         "num_inference_steps": 4,
@@ -102,7 +111,29 @@ def test_every_family_gives_the_bits_of_eager(family: str, merge: bool, run: Any
         assert all(map(torch.equal, ours, theirs))
     known = graphs_of(replaying)
     assert known["replayed"] > 0
-    assert known["recordings"] >= 2  # a text encoder and the denoiser at least
+    assert known["recordings"] >= 2  # the denoiser and a text encoder, or the decoder
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_stock_pipelines_give_the_bits_of_plain_calls(entry: Entry, record_property: Any) -> None:
+    """Whatever is replayed: the results are those of the pipeline itself."""
+    pipeline = entry.build()
+    try:
+        pipeline.to(DEVICE)
+        expected = [plain(pipeline, entry.call(index), index) for index in range(3)]
+    except Exception as error:
+        pytest.skip(f"does not run plainly: {type(error).__name__}: {error}"[:300])
+    if not all(identical(plain(pipeline, entry.call(i), i), expected[i]) for i in range(3)):
+        pytest.skip("does not repeat its own bits")
+    runner = runner_of(pipeline, budget=None)
+    for run in (run_wave, run_wave, run_steps):
+        for index, output in enumerate(run(runner, [entry.call(index) for index in range(3)])):
+            assert output.error is None, output.error
+            assert identical(output.tensors, expected[index])
+    known = graphs_of(runner)
+    record_property("graphs", known)
+    assert known["eager"] + known["replayed"] > 0
 
 
 class Denoising:
@@ -141,6 +172,22 @@ class Growing(nn.Linear):
 def module_of(kind: type[nn.Linear]) -> nn.Linear:
     torch.manual_seed(0)
     return kind(8, 8).eval().requires_grad_(False).to(DEVICE)
+
+
+class Asking(nn.Linear):
+    """Would do something else while it is recorded, as some text encoders do."""
+
+    def forward(self, sample: torch.Tensor) -> torch.Tensor:
+        return super().forward(sample) * (3 if torch.cuda.is_current_stream_capturing() else 2)
+
+
+def test_who_asks_whether_it_is_recorded_is_recorded_as_it_runs() -> None:
+    module = module_of(Asking)
+    runner = runner_of(Denoising(module), budget=None)
+    sample = torch.randn(4, 8, device=DEVICE)
+    (output,) = run_wave(runner, [{"sample": sample}])
+    assert torch.equal(tensor_of(output), Denoising(module)(sample).images)
+    assert graphs_of(runner)["replayed"] == 3
 
 
 @pytest.mark.parametrize("kind", [Waiting, Uncapturable, Growing])

@@ -256,6 +256,11 @@ class Counting(nn.Linear):
         return super().forward(sample) * self.count
 
 
+class DrawingFrom(nn.Linear):
+    def forward(self, sample, generator):
+        return super().forward(sample) + torch.randn(8, generator=generator)
+
+
 class Strange(nn.Linear):
     def forward(self, sample):
         return (super().forward(sample), object())
@@ -265,6 +270,7 @@ class Strange(nn.Linear):
     ("component", "extra", "reason"),
     [
         (Drawing, {}, "it draws random numbers"),
+        (DrawingFrom, {"generator": lambda _: torch.Generator()}, "it draws random numbers"),
         (Changing, {"into": torch.zeros(2)}, "it changes its arguments"),
         (Emptying, {"parts": lambda index: [1, 2]}, "it changes its arguments"),
         (Counting, {}, "it keeps something of each call"),
@@ -289,6 +295,33 @@ def test_calls_that_do_more_than_compute_run_as_ever(component, extra, reason):
     assert torch.equal(picture(output), expected)
     assert reasons(runner) == [reason]
     assert graphs.captures == 0
+
+
+def test_a_generator_that_nobody_draws_from_is_no_obstacle():
+    class Passing(nn.Linear):
+        def forward(self, sample, generator):
+            return super().forward(sample)
+
+    runner, _ = replaying(Denoising(Passing(8, 8).eval().requires_grad_(False)))
+    run_wave(runner, [{"sample": rows(1), "generator": lambda _: torch.Generator()}])
+    assert graphs_of(runner)["replayed"] == 2
+
+
+def test_what_is_made_anew_for_each_call_and_left_empty_is_nothing_kept():
+    class Caching(nn.Linear):
+        def forward(self, sample):
+            self.kept, self.table = [None, None], {"at": [0]}
+            self.kept[0] = super().forward(sample)
+            result = self.kept[0] * 2
+            self.kept = [None, None]
+            return result
+
+    module = Caching(8, 8).eval().requires_grad_(False)
+    module.kept, module.table = [None, None], {"at": [0]}
+    runner, _ = replaying(Denoising(module))
+    (output,) = run_wave(runner, [{"sample": rows(1)}])
+    assert torch.equal(picture(output), Denoising(module)(rows(1)).images)
+    assert graphs_of(runner)["replayed"] == 2
 
 
 def test_what_is_computed_once_does_not_keep_a_component_from_being_recorded():

@@ -34,6 +34,8 @@ def signature_of(value: Any) -> Hashable:
         return (type(value), tuple(map(signature_of, value)))
     if isinstance(value, _PLAIN):
         return (type(value), value)
+    if isinstance(value, torch.Generator):
+        return (torch.Generator, value.device)  # nothing is drawn from it, or there is no recording
     raise Unrecordable(f"an argument is a {type(value).__name__}")
 
 

@@ -1,6 +1,7 @@
 """What a component call does beside computing its result, which a replay would not do."""
 
 from collections.abc import Hashable, Iterable, Iterator
+from types import NoneType
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from ..lanes import Hub
 from ..lanes.call import Arguments
 from ..lanes.entropy import take_snapshot
+from ..lanes.structure import parts_of
 from .recording import Unrecordable, signature_of, tensors_in
 
 
@@ -22,7 +24,8 @@ class Watch:
     """
 
     def __init__(self, hub: Hub, module: nn.Module, arguments: Arguments) -> None:
-        self._generators = hub.thread.generators
+        given = (part for part in parts_of(arguments) if isinstance(part, torch.Generator))
+        self._generators = [*hub.thread.generators, *given]
         self._processors = hub.thread.slots.kept()
         self._module = module
         self._arguments = arguments
@@ -85,13 +88,21 @@ def _state_of(arguments: Arguments) -> Hashable:
     return signature_of(arguments), versions
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, int, int]]:
-    """Yield what tells one state of a module's attributes from another, not looking into them."""
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
+    """Yield what tells one state of a module's attributes from another."""
     for part in module.modules():
         for name, value in vars(part).items():
-            size = len(value) if type(value) in (list, dict) else 0
-            plain = type(value) in (bool, int, float, str)
-            yield name, hash(value) if plain else id(value), size
+            yield name, _content(value)
+
+
+def _content(value: Any, depth: int = 3) -> Hashable:
+    """Return what tells one value from another: containers by what is in them, as some are made
+    anew for each call and are empty after it; other objects by which they are."""
+    if depth and type(value) in (list, tuple):
+        return tuple(_content(part, depth - 1) for part in value)
+    if depth and type(value) is dict:
+        return tuple((name, _content(part, depth - 1)) for name, part in value.items())
+    return value if type(value) in (bool, int, float, str, NoneType) else id(value)
 
 
 def _holds(present: dict[str, Any], held: dict[str, Any]) -> bool:
