@@ -38,18 +38,19 @@ class PayloadRing:
     consuming process reads it and releases it. Every method may be called from any thread.
 
     Attributes:
-        capacity: Bytes.
+        limit: Bytes that the ring may come to use; see `Segment.open_outputs`.
+        capacity: Bytes that it uses now.
         chunk_bytes: The largest payload that travels in one piece: a quarter of the ring.
         address: Of the region, in this process.
     """
 
     def __init__(self, ring: CData) -> None:
         self._ring = ring
-        self.capacity = lib.ss_payload_size(ring)
+        self.limit = self.capacity = lib.ss_payload_size(ring)
         self.chunk_bytes = lib.ss_payload_chunk(ring)
         data = ffi.gc(lib.ss_payload_data(ring), partial(_hold, ring))
         self.address = int(ffi.cast("uintptr_t", data))
-        self._region: memoryview | None = memoryview(ffi.buffer(data, self.capacity))
+        self._region: memoryview | None = memoryview(ffi.buffer(data, self.limit))
 
     def reserve(self, nbytes: int) -> Handle | None:
         """Take room for one payload.
@@ -92,7 +93,7 @@ class PayloadRing:
             RingShutDown: The segment is closed.
         """
         self._apply(lib.ss_payload_check, handle)
-        return self.region()[handle.offset : handle.offset + handle.nbytes]
+        return self._mapped()[handle.offset : handle.offset + handle.nbytes]
 
     def commit(self, handle: Handle) -> None:
         """Declare a reserved payload filled.
@@ -148,10 +149,7 @@ class PayloadRing:
         Raises:
             RingShutDown: The segment is closed.
         """
-        region = self._region
-        if region is None:
-            raise RingShutDown("the segment is closed")
-        return region
+        return self._mapped()[: self.capacity]
 
     @property
     def used_bytes(self) -> int:
@@ -184,6 +182,21 @@ class PayloadRing:
         if status < 0:
             raise failure(status)
         return Handle(reservation.offset, reservation.generation, nbytes) if status else None
+
+    def _mapped(self) -> memoryview:
+        if self._region is None:
+            raise RingShutDown("the segment is closed")
+        return self._region
+
+    def _resize(self, nbytes: int) -> None:
+        """Use so many bytes of the region from now on; see `Segment.open_outputs`."""
+        status = lib.ss_payload_resize(self._ring, nbytes)
+        if status == lib.SS_SHUT:
+            raise failure(status)
+        if status <= 0:
+            raise ValueError(f"the ring cannot have {nbytes} bytes: it is in use, or ends before")
+        self.capacity = lib.ss_payload_size(self._ring)
+        self.chunk_bytes = lib.ss_payload_chunk(self._ring)
 
     def _apply(self, call: Callable[[CData, int, int, int], int], handle: Handle) -> None:
         try:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from ._ring import ffi, lib
 from .control import ControlBlock
 from .envelope_ring import EnvelopeRing
-from .errors import SegmentError
+from .errors import RingShutDown, SegmentError
 from .payload_ring import PayloadRing
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class SegmentLayout:
         submission_bytes: Envelope ring from engine to worker; a power of two.
         result_bytes: Envelope ring from worker to engine; a power of two.
         input_bytes: Payload ring from engine to worker; rounded up to whole pages (or more).
-        output_bytes: Payload ring from worker to engine; rounded up likewise.
+        output_bytes: Payload ring from worker to engine, at most; rounded up likewise.
         cancel_slots: Requests that can be cancelled at the same time.
     """
 
@@ -75,14 +75,18 @@ class Segment:
         self._lock = threading.Lock()
 
     @classmethod
-    def create(cls, layout: SegmentLayout, doorbell: int | None = None) -> Self:
-        """Make a segment (engine side). All its pages exist when this returns.
+    def create(
+        cls, layout: SegmentLayout, doorbell: int | None = None, *, outputs: bool = True
+    ) -> Self:
+        """Make a segment (engine side). Its pages exist when this returns.
 
         Args:
             layout: Its sizes.
             doorbell: A non-blocking eventfd, which the segment owns from now on, unless this
                 raises; None makes one. Duplicates of one eventfd let several segments ring for one
                 task.
+            outputs: Whether the output ring has its memory, too. Otherwise there are only addresses
+                for it, and `open_outputs` gives it some, first in the worker.
 
         Raises:
             ValueError: The layout is impossible.
@@ -92,7 +96,8 @@ class Segment:
         with contextlib.ExitStack() as undo:
             fd = os.memfd_create("sidestream", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             undo.callback(os.close, fd)
-            _allocate(fd, nbytes)
+            os.ftruncate(fd, nbytes)
+            _allocate(fd, 0, nbytes if outputs else nbytes - sizes[0].output_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             if doorbell is None:
                 doorbell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -128,6 +133,31 @@ class Segment:
         out = ffi.new("ss_segment **")
         _accept(lib.ss_segment_attach(_map(fd, nbytes), nbytes, doorbell, out))
         return cls(fd, doorbell, ffi.gc(out[0], lib.ss_segment_drop))
+
+    def open_outputs(self, nbytes: int) -> None:
+        """Let the output ring use so much of its addresses, with pages that exist from now on.
+
+        Both sides call it, the worker first: its thread says by where it runs on which NUMA node
+        new pages are. The ring may grow while payloads live, and shrink before the first of them.
+        No other thread of this process uses the ring meanwhile.
+
+        Args:
+            nbytes: Rounded up as the layout is.
+
+        Raises:
+            ValueError: More than the layout has, or less than now for a ring that was used.
+            OSError: There is no memory for it; the ring is not to be used.
+            RingShutDown: The segment is closed.
+        """
+        with self._lock:
+            if self._segment is None:
+                raise RingShutDown("the segment is closed")
+            outputs = self.outputs
+            outputs._resize(nbytes)
+            # Their data is the last part of the file.
+            start = os.fstat(self.fd).st_size - outputs.limit
+            _allocate(self.fd, start, outputs.capacity)
+            lib.ss_segment_populate_outputs(self._segment)
 
     def shut_down(self) -> None:
         """Mark the segment as shut: whoever waits in it, on either side, gets `RingShutDown`.
@@ -181,15 +211,15 @@ def _settle(layout: SegmentLayout) -> tuple[CData, int]:
     return sizes, nbytes[0]
 
 
-def _allocate(fd: int, nbytes: int) -> None:
-    """Size the file and allocate all of it, so that running out of memory shows here, not later.
+def _allocate(fd: int, offset: int, nbytes: int) -> None:
+    """Allocate a part of the file, so that running out of memory shows here, not later.
 
     A memfd has no limit but the machine's memory, and the kernel finds out that it is over by
     killing processes: what can never fit is refused beforehand.
     """
     if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise OSError(errno.ENOMEM, f"a segment of {nbytes} bytes is more than the memory there is")
-    os.posix_fallocate(fd, 0, nbytes)
+        raise OSError(errno.ENOMEM, f"{nbytes} bytes are more than the memory there is")
+    os.posix_fallocate(fd, offset, nbytes)
 
 
 def _map(fd: int, nbytes: int) -> CData:

@@ -42,6 +42,7 @@ typedef struct {
  * back, and the last one unmaps. */
 const char *ss_layout_settle(ss_layout *layout, uint64_t *bytes);
 void *ss_map(int fd, uint64_t bytes); /* NULL and errno */
+void ss_segment_populate_outputs(ss_segment *segment); /* up to the ring's capacity */
 const char *ss_segment_create(void *base, uint64_t bytes, const ss_layout *layout,
                               ss_segment **out);
 const char *ss_segment_attach(void *base, uint64_t bytes, int doorbell, ss_segment **out);
@@ -69,6 +70,7 @@ uint64_t ss_envelope_used(const ss_envelope_ring *ring);
 
 /* Payload ring. */
 uint64_t ss_payload_capacity(uint64_t bytes); /* rounds up; 0: out of bounds */
+int ss_payload_resize(ss_payload_ring *ring, uint64_t bytes);
 ss_reservation ss_payload_reserve(ss_payload_ring *ring, uint64_t nbytes);
 ss_reservation ss_payload_reserve_wait(ss_payload_ring *ring, uint64_t nbytes, int64_t timeout);
 int ss_payload_check(const ss_payload_ring *ring, uint64_t offset, uint64_t generation,

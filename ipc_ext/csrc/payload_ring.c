@@ -63,13 +63,13 @@ uint64_t ss_payload_table_bytes(uint64_t capacity)
 }
 
 /* Fresh shared memory is all zeros: every slot RELEASED, of generation 0. Returns 0: no memory. */
-int ss_payload_open(ss_payload_ring *ring, void *table, void *data, uint64_t capacity)
+int ss_payload_open(ss_payload_ring *ring, void *table, void *data, uint64_t limit)
 {
     ring->shared = table;
     ring->data = data;
-    ring->capacity = capacity;
-    ring->granule = granule_of(capacity);
-    ring->slots = capacity / ring->granule;
+    ring->limit = ring->capacity = limit;
+    ring->granule = granule_of(limit);
+    ring->slots = limit / ring->granule;
     ring->space.word = &ring->shared->space_bell;
     ring->spans = calloc(ring->slots, sizeof *ring->spans);
     ring->held_map = calloc(ceiling(ring->slots, WORD_BITS), sizeof *ring->held_map);
@@ -82,6 +82,26 @@ void ss_payload_close(ss_payload_ring *ring)
     pthread_mutex_destroy(&ring->lock);
     free(ring->held_map);
     free(ring->spans);
+}
+
+/* Uses the first `bytes` of the region, rounded up, from now on. Each side keeps its own capacity,
+ * and the consumer's may be behind only while nothing lies beyond it. It grows while payloads live,
+ * whose places stay what they are; it shrinks before the first of them. The caller sees to it that
+ * no other thread is in the ring. */
+int ss_payload_resize(ss_payload_ring *ring, uint64_t bytes)
+{
+    if (ring == NULL) return SS_SHUT;
+    uint64_t unit = 4 * ring->granule, capacity = ceiling(bytes, unit) * unit;
+    if (bytes == 0 || bytes > ring->limit) return SS_RANGE;
+    pthread_mutex_lock(&ring->lock);
+    int used = ring->generation || atomic_load_explicit(&ring->held, memory_order_relaxed);
+    int allowed = capacity >= ring->capacity || !used;
+    if (allowed) {
+        ring->capacity = capacity;
+        ring->slots = capacity / ring->granule;
+    }
+    pthread_mutex_unlock(&ring->lock);
+    return allowed ? SS_TRUE : SS_FALSE;
 }
 
 static int is_shut(const ss_payload_ring *ring)

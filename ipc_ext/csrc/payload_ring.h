@@ -23,7 +23,7 @@ struct ss_payload_ring {
     const _Atomic uint32_t *shut;
     ss_payload_shared *shared;
     unsigned char *data;
-    uint64_t capacity, granule, slots;
+    uint64_t limit, capacity, granule, slots; /* the granule is the limit's */
     ss_bell space;
     _Atomic uint64_t held;      /* bytes under leases of this process */
     _Atomic uint64_t *held_map; /* one bit for each granule of theirs */
@@ -33,7 +33,7 @@ struct ss_payload_ring {
 };
 
 uint64_t ss_payload_table_bytes(uint64_t capacity);
-int ss_payload_open(ss_payload_ring *ring, void *table, void *data, uint64_t capacity);
+int ss_payload_open(ss_payload_ring *ring, void *table, void *data, uint64_t limit);
 void ss_payload_close(ss_payload_ring *ring);
 
 void ss_segment_hold(ss_segment *segment); /* in segment.c */

@@ -7,6 +7,10 @@
  * misread. Whoever attaches copies the header once, checks the copy, computes everything anew from
  * it and never looks at the shared one again.
  *
+ * The outputs' data comes last, since a segment may have more addresses for it than memory: the file
+ * is sealed at its full size, but only the part that the output ring uses has pages, which the
+ * worker allocates.
+ *
  * A mapping lives as long as somebody holds a reference: the caller's segment, each ring handed
  * out, and through them each lease. The last one to go unmaps, on whatever thread that is. A worker
  * keeps a duplicate of the doorbell for the same time, so that a lease that ends late never writes
@@ -71,12 +75,25 @@ const char *ss_layout_settle(ss_layout *layout, uint64_t *bytes)
     return NULL;
 }
 
-/* Populated: the pages exist already (the creator allocates them), this fills in the page table, so
- * that no request pays for it. */
 void *ss_map(int fd, uint64_t bytes)
 {
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     return base == MAP_FAILED ? NULL : base;
+}
+
+/* The pages exist already, this fills in the page table, so that no request pays for it. */
+static void populate(unsigned char *data, uint64_t bytes)
+{
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return;
+#endif
+    /* Before Linux 5.14: a look at each page does it too. */
+    for (uint64_t at = 0; at < bytes; at += PAGE) (void)*(volatile unsigned char *)(data + at);
+}
+
+void ss_segment_populate_outputs(ss_segment *segment)
+{
+    populate(segment->outputs.data, segment->outputs.capacity);
 }
 
 /* Describes fresh, zeroed memory. Zeros are empty rings, so the header and the first heartbeat are
@@ -180,6 +197,7 @@ static const char *open_segment(void *base, uint64_t bytes, int doorbell, ss_seg
         return OUT_OF_MEMORY;
     }
     connect_parts(segment);
+    populate(base, header.offsets[SS_PART_OUTPUT_DATA]);
     *out = segment;
     return NULL;
 }

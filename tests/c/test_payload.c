@@ -102,6 +102,30 @@ static void handles(void)
 }
 
 /* Keeps every lease that leaves a gap, and goes on with the rest. */
+/* It shrinks before the first payload only, and grows around those that live. */
+static void grows(void)
+{
+    ss_segment *segment = segment_with_ring(RING);
+    ss_payload_ring *ring = &segment->outputs;
+    CHECK(ss_payload_resize(NULL, 1) == SS_SHUT);
+    CHECK(ss_payload_resize(ring, 0) == SS_RANGE && ss_payload_resize(ring, RING + 1) == SS_RANGE);
+    CHECK(ss_payload_resize(ring, 7 * PAGE_BYTES) == SS_TRUE);
+    CHECK(ss_payload_size(ring) == 8 * PAGE_BYTES);
+    payload kept[8];
+    for (int i = 0; i < 8; i++) kept[i] = reserve(ring, PAGE_BYTES);
+    CHECK(ss_payload_reserve(ring, 1).status == SS_FALSE);
+    CHECK(ss_payload_resize(ring, 4 * PAGE_BYTES) == SS_FALSE);
+    CHECK(commit(ring, kept[0]) == SS_TRUE && lease(ring, kept[0]) == SS_TRUE);
+    CHECK(ss_payload_has_gap(ring) == SS_TRUE);
+    CHECK(ss_payload_resize(ring, RING) == SS_TRUE);
+    payload large = reserve(ring, RING / 4);
+    CHECK(large.offset == 8 * PAGE_BYTES);
+    unlease(ring, kept[0]);
+    for (int i = 1; i < 8; i++) CHECK(release(ring, kept[i]) == SS_TRUE);
+    CHECK(release(ring, large) == SS_TRUE && ss_payload_used(ring) == 0);
+    ss_segment_drop(segment);
+}
+
 static void what_is_kept_costs_only_itself(void)
 {
     ss_segment *segment = segment_with_ring(RING);
@@ -253,6 +277,7 @@ int main(void)
     sizes();
     full_and_oversized();
     handles();
+    grows();
     what_is_kept_costs_only_itself();
     releases_from_many_threads();
     return 0;

@@ -18,6 +18,7 @@ from sidestream.ipc_ext import (
     Segment,
     SegmentError,
     SegmentLayout,
+    StaleHandle,
     WorkerState,
 )
 
@@ -202,3 +203,87 @@ def test_closed_is_shut(engine: Segment) -> None:
         control.is_cancelled(0, 1)
     with pytest.raises(RingShutDown):
         control.state = WorkerState.READY
+
+
+# -- an output ring that grows
+
+MEBIBYTE = 1 << 20
+GROWING = replace(LAYOUT, output_bytes=256 * MEBIBYTE)
+
+
+def pages_of(segment: Segment) -> int:
+    """Return the bytes that the segment's file has pages for."""
+    return os.fstat(segment.fd).st_blocks * 512
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Segment, Segment]]:
+    """A segment without memory for outputs, and its worker's side."""
+    with (
+        Segment.create(GROWING, outputs=False) as engine,
+        Segment.attach(os.dup(engine.fd), os.dup(engine.doorbell)) as worker,
+    ):
+        yield engine, worker
+
+
+def test_outputs_have_memory_when_they_are_opened(pair: tuple[Segment, Segment]) -> None:
+    engine, worker = pair
+    assert pages_of(engine) < 4 * MEBIBYTE
+    for segment in (worker, engine):
+        segment.open_outputs(MEBIBYTE - 1)
+        assert segment.outputs.capacity == MEBIBYTE
+        assert segment.outputs.chunk_bytes == MEBIBYTE // 4
+        assert segment.outputs.region().nbytes == MEBIBYTE
+        assert MEBIBYTE <= pages_of(engine) < 5 * MEBIBYTE
+    assert engine.outputs.limit == 256 * MEBIBYTE
+
+
+def test_a_ring_grows_under_its_payloads(pair: tuple[Segment, Segment]) -> None:
+    engine, worker = pair
+    for segment in (worker, engine):
+        segment.open_outputs(MEBIBYTE)
+    handle = worker.outputs.reserve(5)
+    assert handle is not None
+    worker.outputs.view(handle)[:] = b"early"
+    worker.outputs.commit(handle)
+    early = engine.outputs.lease(handle)
+    for segment in (worker, engine):
+        segment.open_outputs(64 * MEBIBYTE)
+    handle = worker.outputs.reserve(16 * MEBIBYTE)
+    assert handle is not None
+    assert handle.offset > 0
+    worker.outputs.view(handle)[-4:] = b"late"
+    worker.outputs.commit(handle)
+    late = engine.outputs.lease(handle)
+    assert (bytes(early), bytes(late[-4:])) == (b"early", b"late")
+    del early, late
+    assert worker.outputs.used_bytes == 0
+    assert engine.outputs.held_bytes == 0
+
+
+def test_what_open_outputs_refuses(pair: tuple[Segment, Segment]) -> None:
+    engine, worker = pair
+    for nbytes in (0, 256 * MEBIBYTE + 1):
+        with pytest.raises(ValueError, match="cannot have"):
+            worker.open_outputs(nbytes)
+    for segment in (worker, engine):
+        segment.open_outputs(2 * MEBIBYTE)
+    assert worker.outputs.reserve(1) is not None
+    with pytest.raises(ValueError, match="in use"):
+        worker.open_outputs(MEBIBYTE)
+    assert worker.outputs.capacity == 2 * MEBIBYTE
+    engine.close()
+    with pytest.raises(RingShutDown):
+        engine.open_outputs(MEBIBYTE)
+
+
+def test_a_handle_beyond_the_ring_is_refused(pair: tuple[Segment, Segment]) -> None:
+    """The engine's bounds are its own, whatever the worker believes to have."""
+    engine, worker = pair
+    engine.open_outputs(MEBIBYTE)
+    worker.open_outputs(64 * MEBIBYTE)
+    handle = worker.outputs.reserve(16 * MEBIBYTE)
+    assert handle is not None
+    worker.outputs.commit(handle)
+    with pytest.raises(StaleHandle):
+        engine.outputs.lease(handle)
