@@ -23,6 +23,18 @@ def _unnoticed() -> Iterator[None]:
         torch.cuda.is_current_stream_capturing = asked
 
 
+@contextmanager
+def _substitute(generator: Any) -> Iterator[None]:
+    """Let a generator have another state for a while: one that a recording knows can be used for
+    nothing else after the recording has failed."""
+    state = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(state)
+
+
 class Graphs(Protocol):
     """Records work on a device; what a platform has to bring for replay."""
 
@@ -112,6 +124,7 @@ class CudaGraphs:
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.device)
         with (
+            _substitute(torch.cuda.default_generators[self._stream.device_index]),
             torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ),

@@ -33,7 +33,7 @@ SCHEDULERS = [
     ("DPMSolverMultistepScheduler", {}),
     ("DPMSolverMultistepScheduler", FLOW),
     ("UniPCMultistepScheduler", {}),
-    ("UniPCMultistepScheduler", FLOW | {"predict_x0": False}),
+    ("UniPCMultistepScheduler", {"predict_x0": False}),
     ("FlowMatchEulerDiscreteScheduler", {}),
     ("FlowMatchHeunDiscreteScheduler", {}),
 ]

@@ -32,6 +32,15 @@ DEVICE = "cuda"
 MEBIBYTE = 1 << 20
 
 
+@pytest.fixture(autouse=True)
+def repeatable_arithmetic():
+    """The same kernels each time, so that bits can be compared."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = before
+
+
 class Events:
     """Keeps outputs."""
 

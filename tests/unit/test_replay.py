@@ -324,6 +324,30 @@ def test_what_is_made_anew_for_each_call_and_left_empty_is_nothing_kept():
     assert graphs_of(runner)["replayed"] == 2
 
 
+def test_where_gradients_may_be_asked_for_calls_run_as_ever():
+    class Descending(Denoising):
+        def __call__(self, sample):
+            sample = sample.clone().requires_grad_()
+            with torch.enable_grad():
+                results = [self.unet(sample * index).square().sum() for index in range(5)]
+            gradients = [torch.autograd.grad(result, sample)[0] for result in results]
+            return SimpleNamespace(images=torch.stack(gradients))
+
+    runner, _ = replaying(Descending(linear()))
+    (output,) = run_wave(runner, [{"sample": rows(1)}])
+    assert torch.equal(picture(output), Descending(linear())(rows(1)).images)
+    assert reasons(runner) == ["gradients may be asked for"]
+
+
+def test_hooks_that_only_collect_what_is_returned_are_no_obstacle():
+    pipeline = load_pipeline("random:sdxl", {}, device="cpu", dtype=None)
+    runner, _ = replaying(pipeline, merge=True)
+    for _ in range(3):  # text encoders get their hooks at the first call; more kinds come later
+        run_wave(runner, [call_of(pipeline, index) for index in range(3)])
+        run_wave(runner, [call_of(pipeline, 0)])
+    assert "it has hooks" not in reasons(runner)
+
+
 def test_what_is_computed_once_does_not_keep_a_component_from_being_recorded():
     class Lazy(nn.Linear):
         table = None

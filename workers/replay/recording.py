@@ -79,11 +79,13 @@ class Recording:
 
 
 def check_result(result: Any) -> None:
-    """Return if a result can be copied.
+    """Return if a copy of a result is as good as the result.
 
     Raises:
-      Unrecordable: it cannot.
+      Unrecordable: it is not.
     """
+    if any(tensor.requires_grad for tensor in tensors_in(result)):
+        raise Unrecordable("gradients may be asked for")
     for part in parts_of(result):
         if not isinstance(part, (torch.Tensor, *_PLAIN)):
             raise Unrecordable(f"the result holds a {type(part).__name__}")

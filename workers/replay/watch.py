@@ -13,6 +13,9 @@ from ..lanes.entropy import take_snapshot
 from ..lanes.structure import parts_of
 from .recording import Unrecordable, signature_of, tensors_in
 
+_COLLECTORS = "transformers.utils.output_capturing"
+"""Where the hooks come from by which text encoders return their hidden states."""
+
 
 class Watch:
     """Remembers what a call could change beside its result.
@@ -58,7 +61,8 @@ def check_module(module: nn.Module, device: torch.device) -> None:
         Unrecordable: it does not.
     """
     for part in module.modules():
-        if part._forward_hooks or part._forward_pre_hooks or hasattr(part, "_hf_hook"):
+        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        if hasattr(part, "_hf_hook") or any(map(_is_strange, hooks)):
             raise Unrecordable("it has hooks")
         registry = getattr(part, "_diffusers_hook", None)
         if registry is not None and getattr(registry, "hooks", None):
@@ -69,6 +73,11 @@ def check_module(module: nn.Module, device: torch.device) -> None:
             raise Unrecordable("it is in training mode")
     if any(weight.device != device for weight in _weights(module)):
         raise Unrecordable("not all of its weights are on the device")
+
+
+def _is_strange(hook: Any) -> bool:
+    """Whether a hook may do more than to put what passes into the result."""
+    return getattr(hook, "__module__", "") != _COLLECTORS
 
 
 def addresses_of(module: nn.Module) -> tuple[int, ...]:
