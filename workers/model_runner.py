@@ -10,6 +10,7 @@ from .capabilities import capabilities_of
 from .endings import Endings
 from .lane_steps import LaneSteps, open_lane
 from .lanes import Batcher, Hub, Lane, Lockstep
+from .lanes.offloading import forget_offloading, remember_offloading
 from .pace import Pace
 from .platform import Platform
 from .protocol_steps import ProtocolSteps
@@ -50,6 +51,7 @@ class DiffusionModelRunner:
             graph_budget: Bytes of device memory that recorded component calls may take; 0: none is
                 recorded; None: as the platform thinks fit.
         """
+        remember_offloading()
         self._pipeline = pipeline
         self._platform = platform
         self._hub = Hub(pipeline, platform, merge=merge)
@@ -121,6 +123,7 @@ class DiffusionModelRunner:
         requests. What is changed on the modules counts for open requests too.
         """
         self._hub.release()
+        forget_offloading()
         if self._replay is not None:
             self._replay.doubt()
 
