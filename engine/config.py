@@ -49,6 +49,16 @@ def _plain_table(value: Any) -> Any:
     return copy
 
 
+def _ring_bytes(value: Any) -> Any:
+    """Accept a number of bytes, or leave it to the engine."""
+    if value == "auto":
+        return "auto"
+    try:
+        return whole(MEBIBYTE, 1 << 36)(value)
+    except ValueError as wrong:
+        raise ValueError(f"'auto' or {wrong}") from None
+
+
 def _sizes(value: Any) -> Any:
     """Accept a list of pairs: width and height."""
     valid = "a list of pairs [width, height] of whole numbers from 1 to 65536"
@@ -131,8 +141,10 @@ class EngineConfig(Strict):
     ageing_s: float = option(
         10.0, number(0.001), "waiting this long counts as much as one step of priority, s"
     )
-    output_ring_bytes: int = option(
-        256 * MEBIBYTE, whole(MEBIBYTE, 1 << 36), "shared memory for outputs, for each worker"
+    output_ring_bytes: int | Literal["auto"] = option(
+        "auto",
+        _ring_bytes,
+        "shared memory for outputs, for each worker; 'auto': by the largest output of the warm-up",
     )
     input_ring_bytes: int = option(
         32 * MEBIBYTE, whole(MEBIBYTE, 1 << 36), "shared memory for input arrays, for each worker"

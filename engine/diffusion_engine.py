@@ -261,8 +261,9 @@ class DiffusionEngine:
         for worker in range(self.config.num_workers):
             services.start_soon(self._serve, functools.partial(self._schedule, worker))
         services.start_soon(self._serve, self._host_stage.make_room)
-        if self.config.warmup:
-            await warm_up(self)
+        largest = await warm_up(self) if self.config.warmup else 0
+        await self.wait_idle()
+        await self._executor.fit_outputs(largest)
         self._started = True
 
     async def close(self) -> None:

@@ -126,6 +126,8 @@ class Configure(Envelope, tag=True):
     dtype: str | None
     worker_index: int
     max_pending_outputs: int
+    output_ring_bytes: int
+    """What the output ring has at first; see `Segment.open_outputs`."""
     mode: Literal["request", "step"]
     merge: bool
     device_stage: bool

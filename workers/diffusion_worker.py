@@ -32,6 +32,7 @@ from .inputs import InputStore
 from .model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
 from .models import load_pipeline
 from .output_queue import PendingOutput
+from .output_ring import OutputRing
 from .platform import Mark, platform_for
 from .previews import Previewer, find_previewer
 from .remote import ABORTED, as_remote, remote_error
@@ -72,8 +73,8 @@ class DiffusionWorker:
         self._defaults = dict(getattr(pipeline, "sidestream_defaults", None) or {})
         self._inputs = InputStore(segment.inputs, device)
         outputs = segment.outputs
-        self._outputs = outputs
-        self._registered = self._platform.register_host_memory(outputs.address, outputs.capacity)
+        self._ring = OutputRing(segment, self._platform)
+        self._ring.open(configuration.output_ring_bytes)
         self._output_thread = AsyncOutputThread(
             outputs,
             self._platform,
@@ -93,6 +94,7 @@ class DiffusionWorker:
         self._exposed: dict[str, Callable[..., Any]] = {
             "runner_statistics": self._runner.statistics,
             "device_statistics": self._device_statistics,
+            "open_output_ring": self._ring.open,
         }
 
     def __enter__(self) -> DiffusionWorker:
@@ -107,8 +109,7 @@ class DiffusionWorker:
     ) -> None:
         self._runner.abandon_steps()
         self._output_thread.close()
-        if self._registered:
-            self._platform.unregister_host_memory(self._outputs.address)
+        self._ring.close()
 
     def capabilities(self) -> dict[str, Any]:
         """Tell what a request may and must say, and where it runs."""
@@ -135,7 +136,7 @@ class DiffusionWorker:
     def _device_statistics(self) -> dict[str, Any]:
         return {
             "device": str(self._platform.device),
-            "output_ring_registered": self._registered,
+            **self._ring.statistics(),
             **self._platform.memory_info(),
         }
 

@@ -7,13 +7,15 @@ and events. All methods may be called from any thread.
 import ctypes
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .graphs import CudaGraphs, Graphs
+from .numa import cpus_near
+from .staging import StagedCopy
 
 _cuda: Any = torch.cuda  # much of it is untyped
 
@@ -23,6 +25,10 @@ _cuda: Any = torch.cuda  # much of it is untyped
 _HARMLESS_CUDA_ERRORS = frozenset((1, 2, 9, 98, 209, 801, *range(900, 909)))
 _HOST_REGISTER_PORTABLE = 1
 _ANCHOR_NS = 1_000_000_000
+
+
+class HostMemoryError(RuntimeError):
+    """The device cannot be given access to host memory."""
 
 
 @dataclass(slots=True)
@@ -117,13 +123,20 @@ class Platform:
             nbytes: The size; by default that of the buffer.
 
         Returns:
-            Whether the memory is registered now; otherwise copies work too, only slower.
+            Whether the memory is registered now; False where a device needs no such thing.
+
+        Raises:
+            HostMemoryError: It is refused. Copies work nevertheless, only slower.
         """
         return False
 
     def unregister_host_memory(self, buffer: memoryview | int) -> bool:
         """Undo `register_host_memory`; say whether there was something to undo."""
         return False
+
+    def near_cpus(self) -> frozenset[int]:
+        """Return the CPUs whose memory is nearest to the device, none where that is not known."""
+        return frozenset()
 
     def memory_info(self) -> dict[str, int]:
         """Return bytes in use and available on the device; empty where that means nothing."""
@@ -180,6 +193,8 @@ class CudaPlatform(Platform):
         torch.cuda.set_device(self.device)
         self._side = _cuda.Stream(self.device)
         self._anchor: Mark | None = None
+        self._registered: dict[int, int] = {}
+        self._staged = StagedCopy(_pinned, self.record_device_event, self.synchronize_event)
 
     def record_device_event(self) -> torch.cuda.Event:
         """Mark the work issued so far on the current stream."""
@@ -223,7 +238,16 @@ class CudaPlatform(Platform):
 
     def _copy(self, target: torch.Tensor, data: torch.Tensor) -> None:
         self.keep_for_stream(data)
-        target.copy_(data, non_blocking=True)
+        if self._is_reachable(target):
+            target.copy_(data, non_blocking=True)
+        else:
+            self._staged.copy(target, data)
+
+    def _is_reachable(self, target: torch.Tensor) -> bool:
+        """Whether the device can write there by itself."""
+        at = target.data_ptr()
+        registered = any(start <= at < start + n for start, n in self._registered.items())
+        return registered or target.is_pinned()
 
     def keep_for_stream(self, *tensors: torch.Tensor) -> None:
         """Let the current stream use tensors made on another one, even if they are dropped soon."""
@@ -241,11 +265,36 @@ class CudaPlatform(Platform):
             size = buffer.nbytes
         with torch.cuda.device(self.device):
             code = _cuda.cudart().cudaHostRegister(address, size, _HOST_REGISTER_PORTABLE)
-        return int(code) == 0
+        self._check_host_call(code)
+        self._registered[address] = size
+        return True
 
     def unregister_host_memory(self, buffer: memoryview | int) -> bool:
         """Unpin host memory; no copy into it may be under way."""
-        return int(_cuda.cudart().cudaHostUnregister(_address_of(buffer))) == 0
+        address = _address_of(buffer)
+        if self._registered.pop(address, None) is None:
+            return False
+        self._check_host_call(_cuda.cudart().cudaHostUnregister(address))
+        return True
+
+    def _check_host_call(self, code: Any) -> None:
+        """Raise for an error code, which CUDA also keeps for whoever looks next: a kernel's launch,
+        that would seem to have failed."""
+        if int(code) == 0:
+            return
+        with suppress(RuntimeError):
+            torch.ones(1, device=self.device)
+        raise HostMemoryError(f"{_cuda.cudart().cudaGetErrorString(code)} (CUDA error {int(code)})")
+
+    def near_cpus(self) -> frozenset[int]:
+        """Return the CPUs of the device's NUMA node."""
+        known = torch.cuda.get_device_properties(self.device)
+        domain, bus, slot = (
+            getattr(known, f"pci_{name}_id", None) for name in ("domain", "bus", "device")
+        )
+        if bus is None or slot is None:
+            return frozenset()
+        return cpus_near(f"{domain or 0:04x}:{bus:02x}:{slot:02x}.0")
 
     def memory_info(self) -> dict[str, int]:
         """Return bytes free and total on the device, allocated and reserved by this process."""
@@ -300,6 +349,14 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor's elements, in C order, as bytes."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8)
+
+
+def _pinned(nbytes: int) -> torch.Tensor:
+    """Make a buffer that the device can reach; if even that is refused, copies into it are slow."""
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError:
+        return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def _address_of(buffer: memoryview | int) -> int:

@@ -113,6 +113,15 @@ class DiffusionExecutor(Protocol):
         """Give a piece of output back unread."""
         ...
 
+    async def fit_outputs(self, largest: int) -> None:
+        """Make room for outputs of `largest` bytes, or for usual ones if that is 0, as far as the
+        configuration leaves it open. No request is in any worker meanwhile.
+
+        Raises:
+          StartupError: there is no memory for it.
+        """
+        ...
+
     def is_crowded(self, worker: int) -> bool:
         """Whether callers hold so much output memory that results should be copied out of it."""
         ...

@@ -29,6 +29,7 @@ from ...ipc_ext.messages import (
 )
 from ..config import EngineConfig
 from ..errors import WorkerDiedError
+from ..output_ring import limit_of, start_of
 from .base import DispatchedRequest, DispatchedTick, InputTensor, WorkerStatus
 
 _COPY_IN_THREAD = 1 << 20
@@ -46,13 +47,21 @@ def cancel_slots_for(config: EngineConfig) -> int:
     return 5 * config.max_num_seqs + 2 * in_flight + config.max_pending_outputs
 
 
-def layout_for(config: EngineConfig) -> SegmentLayout:
-    """Size a worker's shared memory so that every envelope that `prepare` lets through fits."""
+def layout_for(config: EngineConfig, available: int) -> SegmentLayout:
+    """Size a worker's shared memory so that every envelope that `prepare` lets through fits.
+
+    Args:
+      config: what is wanted.
+      available: bytes of memory that can be had.
+
+    Raises:
+      StartupError: more is wanted.
+    """
     wave = 2 * config.max_num_seqs * (CALL_LIMIT + 1024)
     return SegmentLayout(
         submission_bytes=1 << max(18, (wave - 1).bit_length()),
         input_bytes=config.input_ring_bytes,
-        output_bytes=config.output_ring_bytes,
+        output_bytes=limit_of(config, available),
         cancel_slots=cancel_slots_for(config),
     )
 
@@ -60,11 +69,13 @@ def layout_for(config: EngineConfig) -> SegmentLayout:
 class WorkerLink:
     """One worker's segment and what the engine knows of the worker."""
 
-    def __init__(self, index: int, config: EngineConfig, doorbell: int) -> None:
+    def __init__(
+        self, index: int, config: EngineConfig, doorbell: int, layout: SegmentLayout
+    ) -> None:
         self.index = index
         bell = os.dup(doorbell)
         try:
-            self.segment = Segment.create(layout_for(config), bell)
+            self.segment = Segment.create(layout, bell, outputs=False)
         except BaseException:
             os.close(bell)
             raise
@@ -75,6 +86,7 @@ class WorkerLink:
             dtype=config.dtype,
             worker_index=index,
             max_pending_outputs=config.max_pending_outputs,
+            output_ring_bytes=start_of(config),
             mode=config.mode,
             merge=config.merge,
             device_stage=config.device_stage,

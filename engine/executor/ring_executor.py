@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import trio
 
-from ...ipc_ext import CorruptSegment, doorbell
+from ...ipc_ext import CorruptSegment, SegmentLayout, doorbell
 from ...ipc_ext.messages import (
     AsyncDiffusionOutput,
     AsyncOutputKind,
@@ -25,8 +25,10 @@ from ...ipc_ext.messages import (
 )
 from ..config import EngineConfig
 from ..errors import ExecutionError, StartupError, WorkerDiedError
+from ..memory import available_memory
+from ..output_ring import fitting, start_of
 from .base import CAPABILITIES_NEEDED, DispatchedRequest, DispatchedTick, WorkerStatus
-from .link import WorkerLink
+from .link import WorkerLink, layout_for
 
 _GREETING = 0
 """The `rpc_id` of the answer to `Configure`."""
@@ -85,10 +87,10 @@ class RingExecutor:
     async def start(self, services: trio.Nursery) -> list[dict[str, Any]]:
         """See `DiffusionExecutor.start`."""
         greetings = {}
+        layout = layout_for(self.config, await trio.to_thread.run_sync(available_memory))
         for index in range(self.config.num_workers):
-            # Touching every page of the rings takes a second for each few GiB.
-            link = await trio.to_thread.run_sync(WorkerLink, index, self.config, self._doorbell)
-            self.links.append(link)
+            self.links.append(await self._new_link(index, layout))
+            link = self.links[-1]
             greetings[index] = self._calls[index, _GREETING] = _Call()
             await self._launch(link, services)
         try:
@@ -111,7 +113,37 @@ class RingExecutor:
         told = [_capabilities(greetings[link.index], link) for link in self.links]
         for link, capabilities in zip(self.links, told, strict=True):
             link.device = str(capabilities.get("device", link.device))
+        await self._open_outputs(start_of(self.config))
         return told
+
+    async def _new_link(self, index: int, layout: SegmentLayout) -> WorkerLink:
+        try:
+            # Touching every page of the rings takes a second for each few GiB.
+            return await trio.to_thread.run_sync(
+                WorkerLink, index, self.config, self._doorbell, layout
+            )
+        except OSError as error:  # memory, or what `ulimit -v` or `ulimit -f` allow
+            raise StartupError(
+                f"a segment with output_ring_bytes={layout.output_bytes} and"
+                f" input_ring_bytes={layout.input_bytes} cannot be had: {error}"
+            ) from error
+
+    async def _open_outputs(self, nbytes: int) -> None:
+        """Use so much of the output rings, of which the workers have done so."""
+        for link in self.links:
+            await trio.to_thread.run_sync(link.segment.open_outputs, nbytes)
+
+    async def fit_outputs(self, largest: int) -> None:
+        """See `DiffusionExecutor.fit_outputs`."""
+        outputs = self.links[0].segment.outputs
+        size = fitting(self.config, largest, outputs.limit)
+        if size <= outputs.capacity:
+            return
+        try:
+            await self.collective_rpc("open_output_ring", size)
+        except ExecutionError as error:
+            raise StartupError(f"a worker cannot make its output ring larger: {error}") from error
+        await self._open_outputs(size)
 
     async def dispatch(self, worker: int, wave: Sequence[DispatchedRequest]) -> None:
         """See `DiffusionExecutor.dispatch`."""

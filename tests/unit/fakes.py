@@ -144,6 +144,8 @@ class FakeExecutor:
         self.crowded = False
         self.death: WorkerDiedError | None = None
         self.graces: list[float] = []
+        self.fitted: list[int] = []
+        """For how large outputs room was made, in order."""
         self._jobs, self._new_jobs = trio.open_memory_channel[list[Job]](math.inf)
         self._ticks, self._new_ticks = trio.open_memory_channel[Tick](math.inf)
         self._stepping: dict[int, Job] = {}
@@ -244,6 +246,10 @@ class FakeExecutor:
 
     def release(self, worker: int, piece: TensorPiece) -> None:
         self.payloads.release(piece.handle)
+
+    async def fit_outputs(self, largest: int) -> None:
+        await trio.lowlevel.checkpoint()
+        self.fitted.append(largest)
 
     def is_crowded(self, worker: int) -> bool:
         return self.crowded
