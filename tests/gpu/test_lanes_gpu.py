@@ -159,6 +159,22 @@ def test_the_host_never_waits_for_the_device(merge, run):
 
 
 @MODES
+@pytest.mark.parametrize("family", ["sd15", "sdxl", "sd3", "flux"])
+def test_nor_for_what_stock_pipelines_bring_and_ask(family, run):
+    pipeline = load_pipeline(f"random:{family}", {}, device=DEVICE, dtype="float32")
+    runner = runner_of(pipeline, merge=False)
+    call = {**pipeline.sidestream_defaults, "prompt": "a cat", "output_type": "pt"}
+    (expected,) = run(runner, [dict(call)])
+    with warnings.catch_warnings(action="ignore"):
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        (output,) = run(runner, [dict(call)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(tensor_of(output), tensor_of(expected))
+
+
+@MODES
 def test_random_numbers_of_the_device_belong_to_a_request(run):
     pipeline = Loop(lambda x: x + torch.randn_like(x))
     wave = samples(3)

@@ -13,6 +13,7 @@ from .configuration import Configurations
 from .feature_cache import FeatureCaches
 from .lane import Lane
 from .merge import rows_of, signature_of
+from .shadow import HostShadow
 from .slots import Slots
 from .view import modules_of
 
@@ -31,6 +32,7 @@ class Hub:
         platform: The device's platform.
         executor: Runs one component call; nothing else does.
         thread: The thread's state, and whose it is.
+        shadow: The function mode that the pipeline's own code runs in; None: there is no device.
         exclusive: The lane that may change shared modules; no other may run until it is done.
         poison: The error after which the device cannot be used any more.
     """
@@ -51,6 +53,8 @@ class Hub:
         self.thread = ThreadState(
             Slots(modules), platform.default_generators(), platform.device_types
         )
+        device_type = platform.device_types[-1]
+        self.shadow = None if device_type == "cpu" else HostShadow(device_type)
         self.exclusive: Lane | None = None
         self.poison: Exception | None = None
         self._caches = FeatureCaches(modules)

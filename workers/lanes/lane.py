@@ -12,6 +12,7 @@ from ..clean_sample import SchedulerStep, StepTap
 from .call import CacheContext, ComponentCall, Offer
 from .changes import ModuleChanges
 from .counted import StepObserver
+from .modes import FunctionModes
 from .proxy import ModuleProxy, unwrap
 from .view import PipelineView, total_steps
 
@@ -87,6 +88,7 @@ class Lane:
         self._contexts: tuple[CacheContext, ...] = ()
         self._proxies: dict[int, ModuleProxy] = {}
         self._ambient: Any = None
+        self._modes = FunctionModes(hub.shadow)
         self.changes = ModuleChanges(hub.thread.slots)
         self.tap: StepTap | None = None
         self.pipeline: Any = None
@@ -202,6 +204,7 @@ class Lane:
 
     def _main(self) -> None:
         kwargs, self.kwargs = self.kwargs, {}
+        self._modes.put_back()
         try:
             view = PipelineView(self._hub.pipeline, self)
             self.pipeline, self._observers = view.pipeline, view.observers
@@ -212,6 +215,7 @@ class Lane:
             if not self.cancelled:
                 self.error = error
         finally:
+            self._modes.put_aside()
             self.changes.settle()
             self.done = True
 
@@ -254,17 +258,22 @@ class Lane:
         return outcome
 
     def _suspend(self) -> Outcome:
-        self.changes.settle()
-        hub = self._greenlet.parent
-        message = hub.switch()
-        while not isinstance(message, Outcome):
-            message = hub.switch(self._perform(message))
-        return message
+        self._modes.put_aside()
+        try:
+            self.changes.settle()
+            hub = self._greenlet.parent
+            message = hub.switch()
+            while not isinstance(message, Outcome):
+                message = hub.switch(self._perform(message))
+            return message
+        finally:
+            self._modes.put_back()
 
     def _perform(self, work: Callable[[], Any]) -> Outcome:
         self._busy = True
         try:
-            return Outcome(work())
+            with self._modes.for_components():
+                return Outcome(work())
         except Exception as error:
             return Outcome(None, error)
         finally:

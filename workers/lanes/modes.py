@@ -1,9 +1,12 @@
-"""Torch's thread-wide modes: gradients, inference, autocast, default dtype."""
+"""Torch's thread-wide modes: gradients, inference, autocast, default dtype, function modes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+
+_C: Any = torch._C
 
 
 class Modes(NamedTuple):
@@ -71,3 +74,42 @@ class InferencePause:
         if self._guard is not None:
             self._guard.__exit__(None, None, None)
             self._guard = None
+
+
+class FunctionModes:
+    """The function modes that a lane has entered (`with torch.device(...)`), which concern nobody
+    else while it is suspended.
+
+    Args:
+        own: One that is the lane's from its beginning, for its own code, not for components.
+    """
+
+    __slots__ = ("_entered", "_floor", "_own")
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+        self._entered = [] if own is None else [own]
+        self._floor = 0
+
+    def put_back(self) -> None:
+        """Enter them again, on top of whatever the thread has."""
+        self._floor = _C._len_torch_function_stack()
+        while self._entered:
+            _C._push_on_torch_function_stack(self._entered.pop())
+
+    def put_aside(self) -> None:
+        """Leave them all for a while."""
+        while _C._len_torch_function_stack() > self._floor:
+            self._entered.append(_C._pop_torch_function_stack())
+
+    @contextmanager
+    def for_components(self) -> Iterator[None]:
+        """Enter those that count for components too, while the lane is suspended."""
+        modes = [mode for mode in reversed(self._entered) if mode is not self._own]
+        for mode in modes:
+            _C._push_on_torch_function_stack(mode)
+        try:
+            yield
+        finally:
+            for _ in modes:
+                _C._pop_torch_function_stack()
