@@ -2,7 +2,8 @@
 
 Engine to worker (`Message`): one `Configure`, then any number of `InputPart`, `Execute` (request
 mode) or `ExecuteStep` (step mode), and `Rpc`, then `Stop`.
-Worker to engine: `AsyncDiffusionOutput`, routed by its `kind`.
+Worker to engine: frames of one or more `AsyncDiffusionOutput`, each routed by its `kind`. Messages
+of one frame come together: one push, one wake-up.
 
 Each dispatched request is known on the wire by its `async_output_id`: a 64-bit number that is never
 used twice. It is the claim on the request's output and the ticket of its cancel flag.
@@ -17,7 +18,7 @@ COMPUTE_DONE of the requests that ended in it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -208,8 +209,8 @@ def _codec(type_: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
 
 encode_message: Callable[[Message], bytes]
 decode_message: Callable[[bytes], Message]
-encode_output: Callable[[AsyncDiffusionOutput], bytes]
-decode_output: Callable[[bytes], AsyncDiffusionOutput]
+encode_outputs: Callable[[Sequence[AsyncDiffusionOutput]], bytes]
+decode_outputs: Callable[[bytes], list[AsyncDiffusionOutput]]
 
 encode_message, decode_message = _codec(Message)
-encode_output, decode_output = _codec(AsyncDiffusionOutput)
+encode_outputs, decode_outputs = _codec(list[AsyncDiffusionOutput])

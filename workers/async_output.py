@@ -6,6 +6,10 @@ the event, runs the device stage, and copies into ring memory that the engine ma
 message. The queue is bounded: when outputs pile up, because the ring is full, say, the forward's
 thread waits, and so in the end does admission.
 
+A thread's wake-up takes longer than copying a small output that is on the host already. So while
+this thread is at rest, such an output is copied by the forward's thread, and leaves in one frame
+with what is told of the forward: the engine wakes up once.
+
 Chunks are delivered like outputs, in order, and before their request's output. Previews are made
 when nothing else is to be done: they are never waited for, give way to whatever matters, and do not
 come after their request's end.
@@ -34,14 +38,19 @@ from .platform import Platform
 from .remote import ABORTED, remote_error
 from .ring_writer import Pieces, RingWriter, Tensors
 
+QUICK_BYTES = 16_384
+"""Outputs up to this size, on the host already, are copied in less time than a thread's wake-up
+takes."""
+
 logger = logging.getLogger("sidestream")
 
 
 class Send(Protocol):
     """How messages leave the worker."""
 
-    def __call__(self, message: AsyncDiffusionOutput, *, droppable: bool = False) -> bool:
-        """Send a message; say whether it went out, which only droppable ones may not."""
+    def __call__(self, *messages: AsyncDiffusionOutput, droppable: bool = False) -> bool:
+        """Send messages that come together; say whether they went out, which only droppable ones
+        may not."""
 
 
 class AsyncOutputThread(threading.Thread):
@@ -77,13 +86,31 @@ class AsyncOutputThread(threading.Thread):
 
     # ------------------------------------------------------------------ the forward's thread
 
-    def submit(self, output: PendingOutput) -> None:
-        """Hand an output over; blocks while too many wait.
+    def submit(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:
+        """Hand an output over, and send what is told of its forward; blocks while too many wait.
+
+        Args:
+          output: of a request whose forward has ended.
+          told: messages that do not wait for the output. They leave with it if it can be delivered
+            at once, and may come before or after it if not.
 
         Raises:
           RingShutDown: the thread has ended, since the segment was shut.
         """
-        self._queue.put(output)
+        if self._is_quick(output):
+            self._deliver(output, *told)
+        else:
+            self._queue.put(output)
+            self._send(*told)
+
+    def _is_quick(self, output: PendingOutput) -> bool:
+        """Whether an output is delivered sooner than another thread wakes up."""
+        return (
+            output.forward_end.event is None
+            and sum(tensor.nbytes for tensor in output.tensors.values()) <= QUICK_BYTES
+            and self._queue.at_rest
+            and self._writer.is_roomy(QUICK_BYTES)
+        )
 
     def submit_chunk(
         self, request: NewRequestData, index: int, tensors: Tensors, event: Any
@@ -142,17 +169,17 @@ class AsyncOutputThread(threading.Thread):
             case PendingPreview():
                 self._show(item)
 
-    def _deliver(self, output: PendingOutput) -> None:
+    def _deliver(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:
         request = output.request
         error = self._broken.pop(request.async_output_id, None)
         if self._is_cancelled(request):
             error = ABORTED
         if error is None:
-            error = self._attempt(partial(self._transfer, output))
+            error = self._attempt(partial(self._transfer, output, *told))
         if error is not None:
             message = _message(AsyncOutputKind.OUTPUT_READY, request)
             message.error = error
-            self._send(message)
+            self._send(*told, message)
 
     def _pass_on(self, chunk: PendingChunk) -> None:
         """Deliver a chunk; if that fails, so has the request, which its output's turn tells."""
@@ -176,7 +203,7 @@ class AsyncOutputThread(threading.Thread):
             return remote_error(error, fatal=self._platform.is_fatal(error))
         return None
 
-    def _transfer(self, output: PendingOutput) -> None:
+    def _transfer(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:
         message = _message(AsyncOutputKind.OUTPUT_READY, output.request)
         self._platform.wait_event(output.forward_end.event)
         tensors = self._device_stage(output.tensors, output.request.output_type)
@@ -188,7 +215,7 @@ class AsyncOutputThread(threading.Thread):
             copy_start=self._platform.time_of(copy_start),
             copy_end=time.monotonic_ns(),
         )
-        self._send_or_release(message)
+        self._send_or_release(message, *told)
         faults.point("output_ready")
 
     def _transfer_chunk(self, chunk: PendingChunk) -> None:
@@ -206,9 +233,9 @@ class AsyncOutputThread(threading.Thread):
         part.output, part.final = pieces, False
         self._send(part)
 
-    def _send_or_release(self, message: AsyncDiffusionOutput) -> None:
+    def _send_or_release(self, message: AsyncDiffusionOutput, *told: AsyncDiffusionOutput) -> None:
         try:
-            self._send(message)
+            self._send(*told, message)
         except RingShutDown:
             raise
         except BaseException:

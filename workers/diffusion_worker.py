@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -41,6 +42,8 @@ from .streams import Streams
 
 _SET_HERE = ("generator", "output_type")
 """Arguments that each run gets from the worker, if the pipeline takes them."""
+PROGRESS_NS = 1_000_000
+"""Steps that take less are not all told: each would wake the engine up."""
 
 
 class DiffusionWorker:
@@ -205,12 +208,24 @@ def _resolved(device: str) -> str:
     return f"cuda{colon}{index}" if torch.cuda.is_available() else "cpu"
 
 
+@dataclass(slots=True)
+class _Followed:
+    """A request that runs, and what was told of it."""
+
+    request: NewRequestData
+    start: Mark
+    told: int
+    """When a step was told last, or the request began; ns of CLOCK_MONOTONIC."""
+    untold: tuple[AsyncDiffusionOutput, ...] = ()
+    """The latest step, if it was not told: it leaves with the request's end."""
+
+
 class _Reports:
     """Hears what becomes of requests, on the runner's thread, and reports it."""
 
     def __init__(self, worker: DiffusionWorker) -> None:
         self._worker = worker
-        self._requests: dict[str, tuple[NewRequestData, Mark]] = {}
+        self._requests: dict[str, _Followed] = {}
         self._names: dict[int, str] = {}
 
     def follow(self, requests: Sequence[NewRequestData]) -> list[RunnerRequest]:
@@ -219,7 +234,7 @@ class _Reports:
             return []
         start = self._worker._platform.mark()
         for request in requests:
-            self._requests[request.request_id] = (request, start)
+            self._requests[request.request_id] = _Followed(request, start, start.host_ns)
             self._names[request.async_output_id] = request.request_id
         return [self._worker._runnable(request) for request in requests]
 
@@ -229,19 +244,26 @@ class _Reports:
 
     def id_of(self, request_id: str) -> int:
         """Return the output id of a request that has not ended."""
-        return self._requests[request_id][0].async_output_id
+        return self._requests[request_id].request.async_output_id
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
+        followed = self._requests[request_id]
         message = AsyncDiffusionOutput(
             AsyncOutputKind.PROGRESS,
-            async_output_id=self.id_of(request_id),
+            async_output_id=followed.request.async_output_id,
             step=step,
             total=total,
         )
-        self._worker._send(message, droppable=True)
+        now = time.monotonic_ns()
+        if now - followed.told < PROGRESS_NS:
+            followed.untold = (message,)
+        else:
+            followed.told, followed.untold = now, ()
+            self._worker._send(message, droppable=True)
 
     def on_done(self, output: RunnerOutput) -> None:
-        request, start = self._requests.pop(output.request_id)
+        followed = self._requests.pop(output.request_id)
+        request, start = followed.request, followed.start
         del self._names[request.async_output_id]
         worker = self._worker
         error = _error_of(output)
@@ -250,17 +272,18 @@ class _Reports:
                 end = worker._platform.mark()
             except Exception as lost:  # the device, by what it was given before
                 error = remote_error(lost, fatal=worker._platform.is_fatal(lost))
-        if error is None:
-            faults.point("computed")
-            worker._output_thread.submit(PendingOutput(request, output.tensors, start, end))
-        else:
-            worker._output_thread.withdraw(request)
-        message = AsyncDiffusionOutput(
+        done = AsyncDiffusionOutput(
             AsyncOutputKind.COMPUTE_DONE, async_output_id=request.async_output_id, error=error
         )
-        if error is not None:  # no output follows that would tell
-            message.timings = Timings(forward_start=start.host_ns, forward_end=time.monotonic_ns())
-        worker._send(message)
+        if error is None:
+            faults.point("computed")
+            pending = PendingOutput(request, output.tensors, start, end)
+            worker._output_thread.submit(pending, *followed.untold, done)
+        else:
+            worker._output_thread.withdraw(request)
+            # No output follows that would tell.
+            done.timings = Timings(forward_start=start.host_ns, forward_end=time.monotonic_ns())
+            worker._send(*followed.untold, done)
         faults.point("compute_done")
 
 

@@ -67,6 +67,7 @@ class OutputQueue:
         self._outputs: deque[PendingOutput | PendingChunk] = deque()
         self._previews: dict[int, PendingPreview] = {}
         self._taken: int | None = None
+        self._resting = False
         self._changed = threading.Condition()
         self._finished = False
         self._abandoned = False
@@ -114,6 +115,12 @@ class OutputQueue:
             if self._taken == async_output_id:
                 self._taken = None
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing waits, and the output thread is done with all that it took."""
+        with self._changed:
+            return self._resting and not self._outputs and not self._previews
+
     def take(self) -> Pending | None:
         """Wait for the next: outputs and chunks in order, previews when none of these waits.
 
@@ -121,7 +128,9 @@ class OutputQueue:
           None when no more is to come.
         """
         with self._changed:
+            self._taken, self._resting = None, True
             self._changed.wait_for(lambda: self._outputs or self._previews or self._finished)
+            self._resting = False
             item: Pending | None = None
             if self._outputs:
                 item = self._outputs.popleft()

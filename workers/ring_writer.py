@@ -92,8 +92,7 @@ class RingWriter:
           Its only piece, or None if the ring is too full or too small for it.
         """
         data = bytes_of(tensor)
-        left = self._ring.capacity - self._ring.used_bytes - data.numel()
-        if data.numel() > self._ring.chunk_bytes or 2 * left < self._ring.capacity:
+        if data.numel() > self._ring.chunk_bytes or not self.is_roomy(data.numel()):
             return None
         handle = self._ring.reserve(data.numel())
         if handle is None:
@@ -108,6 +107,10 @@ class RingWriter:
             self.release([piece])
             raise
         return piece
+
+    def is_roomy(self, nbytes: int) -> bool:
+        """Whether half of the ring is free beside so many bytes."""
+        return 2 * (self._ring.free_bytes - nbytes) >= self._ring.capacity
 
     def release(self, pieces: Sequence[TensorPiece]) -> None:
         """Give the room of pieces back that are not to be sent."""

@@ -22,7 +22,7 @@ from ..ipc_ext.messages import (
     Rpc,
     Stop,
     decode_message,
-    encode_output,
+    encode_outputs,
 )
 from . import faults
 from .diffusion_worker import DiffusionWorker
@@ -115,19 +115,19 @@ class WorkerProc:
             )
         )
 
-    def send(self, message: AsyncDiffusionOutput, *, droppable: bool = False) -> bool:
-        """Send a message to the engine, from any thread.
+    def send(self, *messages: AsyncDiffusionOutput, droppable: bool = False) -> bool:
+        """Send messages to the engine in one frame, from any thread.
 
         Args:
-          message: what to send.
-          droppable: leave it out rather than wait, or take the last half of the ring from messages
-            that matter.
+          messages: what to send; they come together, in this order.
+          droppable: leave them out rather than wait, or take the last half of the ring from
+            messages that matter.
 
         Returns:
-          Whether it went out.
+          Whether they went out.
         """
         results = self._segment.results
-        frame = encode_output(message)
+        frame = encode_outputs(messages)
         if not droppable:
             results.push_wait(frame)
             return True

@@ -24,7 +24,7 @@ from ...ipc_ext.messages import (
     NewRequestData,
     Stop,
     TensorPiece,
-    decode_output,
+    decode_outputs,
     encode_message,
 )
 from ..config import EngineConfig
@@ -175,11 +175,13 @@ class WorkerLink:
     def drain(self) -> list[AsyncDiffusionOutput]:
         """Take what has come, and let senders try again."""
         self.wake_senders()
-        return [decode_output(frame) for frame in self.segment.results.drain()]
+        frames = self.segment.results.drain()
+        return [message for frame in frames for message in decode_outputs(frame)]
 
     def wake_senders(self) -> None:
         """Let suspended senders look again."""
-        self._room.unpark_all()
+        if self._room:
+            self._room.unpark_all()
 
     def die(self, error: WorkerDiedError) -> None:
         """Note the worker's death; senders end with it."""

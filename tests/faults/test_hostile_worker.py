@@ -37,7 +37,7 @@ from sidestream.ipc_ext.messages import (
     TensorPiece,
     Timings,
     decode_message,
-    encode_output,
+    encode_outputs,
 )
 from sidestream.ipc_ext.tensors import TensorDescriptor
 
@@ -94,7 +94,7 @@ class FakeWorker(threading.Thread):
         """Send a message about a request."""
         output_id = fields.pop("async_output_id", request.async_output_id)
         output = AsyncDiffusionOutput(AsyncOutputKind(kind), async_output_id=output_id, **fields)
-        self.segment.results.push_wait(encode_output(output))
+        self.segment.results.push_wait(encode_outputs([output]))
 
     def piece(self, nbytes: int = 16, **fields: Any) -> TensorPiece:
         """Put a piece of a tensor of 16 bytes into the ring."""
@@ -105,9 +105,11 @@ class FakeWorker(threading.Thread):
 
 
 def _greeting() -> bytes:
-    return encode_output(
-        AsyncDiffusionOutput(AsyncOutputKind.RPC_RESULT, rpc_id=0, result=CAPABILITIES)
-    )
+    return _answer(result=CAPABILITIES)
+
+
+def _answer(**fields: Any) -> bytes:
+    return encode_outputs([AsyncDiffusionOutput(AsyncOutputKind.RPC_RESULT, rpc_id=0, **fields)])
 
 
 def config_with(answer: Answer, greet: bytes | None = None) -> EngineConfig:
@@ -147,11 +149,11 @@ def nothing(worker: FakeWorker, request: NewRequestData) -> None:
 
 def unknown_field(worker: FakeWorker, request: NewRequestData) -> None:
     message = {"kind": "compute_done", "async_output_id": request.async_output_id, "run": "this"}
-    worker.segment.results.push_wait(msgspec.msgpack.encode(message))
+    worker.segment.results.push_wait(msgspec.msgpack.encode([message]))
 
 
 def unknown_kind(worker: FakeWorker, request: NewRequestData) -> None:
-    worker.segment.results.push_wait(msgspec.msgpack.encode({"kind": "surprise"}))
+    worker.segment.results.push_wait(msgspec.msgpack.encode([{"kind": "surprise"}]))
 
 
 def impossible_tensor(worker: FakeWorker, request: NewRequestData) -> None:
@@ -162,7 +164,7 @@ def impossible_tensor(worker: FakeWorker, request: NewRequestData) -> None:
         "async_output_id": request.async_output_id,
         "output": [piece],
     }
-    worker.segment.results.push_wait(msgspec.msgpack.encode(message))
+    worker.segment.results.push_wait(msgspec.msgpack.encode([message]))
 
 
 def done_twice(worker: FakeWorker, request: NewRequestData) -> None:
@@ -286,13 +288,9 @@ async def test_an_honest_fake_is_believed() -> None:
     "greet",
     [
         b"\xc1",
-        encode_output(AsyncDiffusionOutput(AsyncOutputKind.RPC_RESULT, rpc_id=0, result={})),
-        encode_output(AsyncDiffusionOutput(AsyncOutputKind.RPC_RESULT, rpc_id=0, result=[1])),
-        encode_output(
-            AsyncDiffusionOutput(
-                AsyncOutputKind.RPC_RESULT, rpc_id=0, error=RemoteError("Mine", "no")
-            )
-        ),
+        _answer(result={}),
+        _answer(result=[1]),
+        _answer(error=RemoteError("Mine", "no")),
     ],
 )
 async def test_a_false_greeting_is_a_start_that_fails(greet: bytes) -> None:

@@ -32,9 +32,9 @@ from sidestream.ipc_ext.messages import (
     TensorPiece,
     Timings,
     decode_message,
-    decode_output,
+    decode_outputs,
     encode_message,
-    encode_output,
+    encode_outputs,
 )
 from sidestream.ipc_ext.tensors import TensorDescriptor
 
@@ -168,7 +168,8 @@ class FakeExecutor:
 
     def say(self, worker: int, message: AsyncDiffusionOutput) -> None:
         """Send a message as a worker."""
-        self._words.send_nowait((worker, decode_output(encode_output(message))))
+        (sent,) = decode_outputs(encode_outputs([message]))
+        self._words.send_nowait((worker, sent))
 
     @property
     def unheard(self) -> int:

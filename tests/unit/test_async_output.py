@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from sidestream.ipc_ext import RingShutDown, Segment, SegmentLayout
-from sidestream.ipc_ext.messages import AsyncOutputKind, NewRequestData
-from sidestream.workers.async_output import AsyncOutputThread
+from sidestream.ipc_ext.messages import AsyncDiffusionOutput, AsyncOutputKind, NewRequestData
+from sidestream.workers.async_output import QUICK_BYTES, AsyncOutputThread
 from sidestream.workers.output_queue import PendingOutput, PendingPreview
-from sidestream.workers.platform import CpuPlatform
+from sidestream.workers.platform import CpuPlatform, Mark
 
 KINDS = {
+    AsyncOutputKind.COMPUTE_DONE: "done",
     AsyncOutputKind.OUTPUT_READY: "output",
     AsyncOutputKind.CHUNK: "chunk",
     AsyncOutputKind.PREVIEW: "preview",
@@ -33,6 +34,7 @@ class Bench:
         self.ring = engine.outputs
         self.worker_ring = worker.outputs
         self.messages = []
+        self.frames = []
         self.cancelled = set()
         self.results_full = False
         self.shut_down = False
@@ -48,13 +50,15 @@ class Bench:
     def is_cancelled(self, request):
         return request.async_output_id in self.cancelled
 
-    def send(self, message, *, droppable=False):
+    def send(self, *messages, droppable=False):
         if self.shut_down:
             raise RingShutDown
         if droppable and self.results_full:
             return False
-        data = [self._read(piece) for piece in message.output]
-        self.messages.append((KINDS[message.kind], message, data))
+        self.frames.append([KINDS[message.kind] for message in messages])
+        for message in messages:
+            data = [self._read(piece) for piece in message.output]
+            self.messages.append((KINDS[message.kind], message, data))
         return True
 
     def _read(self, piece):
@@ -64,9 +68,9 @@ class Bench:
         view.release()
         return data
 
-    def submit(self, request, tensors):
-        mark = CpuPlatform().mark()
-        self.thread.submit(PendingOutput(request, tensors, mark, mark))
+    def submit(self, request, tensors, *told, event=None):
+        mark = Mark(1, event)
+        self.thread.submit(PendingOutput(request, tensors, mark, mark), *told)
 
     def show(self, request, step=1, draw=None):
         picture = torch.full((4, 4, 3), step, dtype=torch.uint8)
@@ -81,6 +85,12 @@ class Bench:
         self.thread.close()
         assert self.worker_ring.used_bytes == 0, "some room was never given back"
         return [(kind, message.async_output_id, message.step) for kind, message, _ in self.messages]
+
+    def start(self):
+        """Run the thread until it waits for something to do."""
+        self.thread.start()
+        while not self.thread._queue.at_rest:
+            os.sched_yield()
 
     def run_previews(self):
         """Run the thread until it has come to the last preview that waits."""
@@ -105,6 +115,78 @@ def bench():
 
 def request(number):
     return NewRequestData(str(number), number, 0, {}, (0,), "raw")
+
+
+def done(number):
+    return AsyncDiffusionOutput(AsyncOutputKind.COMPUTE_DONE, async_output_id=number)
+
+
+def test_a_small_output_leaves_at_once_in_one_frame_with_what_is_told(bench):
+    bench.start()
+    for number in (1, 2):
+        bench.submit(request(number), {"images": torch.full((2,), number)}, done(number))
+        assert bench.frames == [["done", "output"]] * number
+        _, message, (data,) = bench.messages[-1]
+        assert torch.frombuffer(bytearray(data), dtype=torch.int64).tolist() == [number + 1] * 2
+        assert (message.timings.forward_start, message.timings.forward_end) == (1, 1)
+    bench.finish()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error"),
+    [({"poison": torch.zeros(1)}, "poisoned"), ({"images": torch.zeros(1)}, "cancelled")],
+)
+def test_a_small_output_that_fails_leaves_at_once_too(bench, tensors, error):
+    bench.start()
+    if error == "cancelled":
+        bench.cancelled.add(1)
+    bench.submit(request(1), tensors, done(1))
+    assert bench.frames == [["done", "output"]]
+    assert bench.messages[1][1].error.aborted == (error == "cancelled")
+    bench.finish()
+
+
+def test_a_large_output_leaves_by_the_thread(bench):
+    bench.start()
+    bench.submit(request(1), {"images": torch.zeros(QUICK_BYTES)}, done(1))
+    bench.finish()
+    assert sorted(bench.frames) == [["done"], ["output"]]
+
+
+def test_an_output_of_the_device_is_not_waited_for(bench):
+    bench.start()
+    bench.submit(request(1), {"images": torch.zeros(1)}, done(1), event=object())
+    bench.finish()
+    assert sorted(bench.frames) == [["done"], ["output"]]
+
+
+def test_a_small_output_waits_in_the_thread_for_room(bench):
+    bench.start()
+    ring = bench.worker_ring
+    held = [ring.reserve(ring.chunk_bytes) for _ in range(2)]
+    bench.submit(request(1), {"images": torch.zeros(1)}, done(1))
+    for handle in held:
+        ring.release(handle)
+    bench.finish()
+    assert sorted(bench.frames) == [["done"], ["output"]]
+
+
+def test_a_small_output_does_not_overtake_its_chunks(bench):
+    one = request(1)
+    drawing, go_on = threading.Event(), threading.Event()
+
+    def draw():
+        drawing.set()
+        go_on.wait(10)
+
+    bench.start()
+    bench.show(request(2), 1, draw)
+    assert drawing.wait(10)
+    bench.thread.submit_chunk(one, 0, {"frames": torch.zeros(2)}, None)
+    bench.submit(one, {"frames": torch.zeros(2)}, done(1))
+    go_on.set()
+    bench.finish()
+    assert bench.frames == [["done"], ["chunk"], ["output"]]
 
 
 def test_chunks_come_in_order_and_before_the_output(bench):
