@@ -123,6 +123,7 @@ class DiffusionModelRunner:
         requests. What is changed on the modules counts for open requests too.
         """
         self._hub.release()
+        self._hub.parts.forget()
         forget_offloading()
         if self._replay is not None:
             self._replay.doubt()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from diffusers.hooks import HookRegistry, apply_group_offloading, group_offloading
+from diffusers.utils.torch_utils import get_module_execution_device
 from torch import nn
 
 from sidestream.workers.lanes.changes import ModuleChanges
 from sidestream.workers.lanes.offloading import forget_offloading, remember_offloading
 from sidestream.workers.models import load_pipeline
 
-from .lane_helpers import call_of, run_wave, runner_of
+from .lane_helpers import call_of, picture, rows, run_wave, runner_of
 
 
 class Counting(nn.Sequential):
@@ -67,5 +70,22 @@ def test_requests_do_not_have_every_part_looked_at(monkeypatch):
     monkeypatch.setattr(nn.Module, "modules", lambda self: walked.append(self) or modules(self))
     monkeypatch.setattr(ModuleChanges, "suspect", lambda _, module: suspects.append(module))
     run_wave(runner, [call_of(pipeline, 0)])
-    assert pipeline.unet not in walked
+    assert walked == []
     assert suspects == []
+
+
+def test_the_device_that_a_hook_names_is_found():
+    class Asking:
+        def __init__(self, unet):
+            self.unet = unet
+            self.components = {"unet": unet}
+
+        def __call__(self, sample):
+            self.unet(sample)
+            return torch.ones(1) * (get_module_execution_device(self.unet).type == "meta")
+
+    unet = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    runner = runner_of(Asking(unet))
+    assert picture(run_wave(runner, [{"sample": rows(0)}])[0]) == 0
+    unet[1]._hf_hook = SimpleNamespace(execution_device="meta")
+    assert picture(run_wave(runner, [{"sample": rows(0)}])[0]) == 1

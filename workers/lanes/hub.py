@@ -13,6 +13,7 @@ from .configuration import Configurations
 from .feature_cache import FeatureCaches
 from .lane import Lane
 from .merge import rows_of, signature_of
+from .offloading import Parts
 from .shadow import HostShadow
 from .slots import Slots
 from .view import modules_of
@@ -32,6 +33,7 @@ class Hub:
         platform: The device's platform.
         executor: Runs one component call; nothing else does.
         thread: The thread's state, and whose it is.
+        parts: The parts of the shared modules.
         shadow: The function mode that the pipeline's own code runs in; None: there is no device.
         exclusive: The lane that may change shared modules; no other may run until it is done.
         poison: The error after which the device cannot be used any more.
@@ -55,6 +57,7 @@ class Hub:
         )
         device_type = platform.device_types[-1]
         self.shadow = None if device_type == "cpu" else HostShadow(device_type)
+        self.parts = Parts()
         self.exclusive: Lane | None = None
         self.poison: Exception | None = None
         self._caches = FeatureCaches(modules)

@@ -88,6 +88,7 @@ class Lane:
         self._contexts: tuple[CacheContext, ...] = ()
         self._proxies: dict[int, ModuleProxy] = {}
         self._ambient: Any = None
+        self.parts = hub.parts
         self._modes = FunctionModes(hub.shadow)
         self.changes = ModuleChanges(hub.thread.slots)
         self.tap: StepTap | None = None

@@ -1,12 +1,12 @@
-"""Remembering which components of a pipeline are not offloaded in groups.
+"""Remembering what diffusers looks for in every part of every component.
 
-Whoever asks diffusers for the device of a component or of a pipeline has it look for a hook at
-every part of every component. In SDXL these are some 5,000 parts, several times for each request,
-and the device waits meanwhile. Only `HookRegistry` makes the answer another one.
+Whoever asks it for the device or the dtype of a component, or of a pipeline, has it look for hooks
+(of offloading, of casting) at all parts, which are thousands, several times for each request, and
+the device waits meanwhile.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakSet
 
@@ -15,11 +15,33 @@ from torch import nn
 from .proxy import unwrap
 
 _plain: "WeakSet[nn.Module]" = WeakSet()
-"""Modules without such a hook. The others are found soon, and refer to what keeps them alive."""
+"""Modules that are not offloaded in groups. With others the hook is found soon, and it refers to
+what keeps them alive."""
+
+
+class Parts:
+    """The parts of modules, which stay the same while requests run."""
+
+    def __init__(self) -> None:
+        self._known: dict[nn.Module, list[tuple[str, nn.Module]]] = {}
+
+    def with_attribute(self, module: nn.Module, attribute: str) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the names and parts, the module itself among them, that have an attribute."""
+        known = self._known.get(module)
+        if known is None:
+            known = self._known[module] = list(module.named_modules())
+        return ((name, part) for name, part in known if attribute in part.__dict__)
+
+    def forget(self) -> None:
+        """Look at the modules again."""
+        self._known.clear()
 
 
 def remember_offloading() -> None:
-    """Have diffusers look only once; harmless if it is not there, and if it was told before."""
+    """Have diffusers look only once for group offloading, until a hook is registered or removed.
+
+    Harmless if diffusers is not there, and if it was told before.
+    """
     try:
         from diffusers.hooks import HookRegistry, group_offloading
     except ImportError:

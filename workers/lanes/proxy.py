@@ -3,7 +3,6 @@
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -24,13 +23,11 @@ _LIBRARY = (  # methods that these define describe, move or configure a module; 
 _CONFIGURING = ("_set", "add_", "delete_", "disable_", "enable_", "fuse_", "set_", "unfuse_")
 _DESCRIBING = ("get_input_embeddings", "get_output_embeddings", "get_decoder", "get_encoder")
 _WALKING = ("modules", "named_modules", "children", "named_children")
-_LOOKING = frozenset(
-    {
-        ("diffusers.models.modeling_utils", "get_parameter_dtype"),
-        ("diffusers.pipelines.pipeline_utils", "_execution_device"),
-        ("diffusers.utils.torch_utils", "get_module_execution_device"),
-    }
-)
+_LOOKED_FOR = {  # what functions that go through all parts, and write nothing on them, look for
+    ("diffusers.models.modeling_utils", "get_parameter_dtype"): "_diffusers_hook",
+    ("diffusers.pipelines.pipeline_utils", "_execution_device"): "_hf_hook",
+    ("diffusers.utils.torch_utils", "get_module_execution_device"): "_hf_hook",
+}
 _PRIVATE_COMPUTE = frozenset(("_encode", "_decode"))
 _MOVING = frozenset(("to", "half", "float", "double", "bfloat16", "cuda", "cpu"))
 _HOOKING = frozenset(("register_forward_hook", "register_forward_pre_hook"))
@@ -91,8 +88,14 @@ class ModuleProxy:
             elif role == "configure":
                 result = lane.changes.reconfigure(real, method, args, kwargs)
             elif role == "walk":
-                if not _only_looks(sys._getframe(1)):
-                    lane.changes.suspect(real)
+                caller = sys._getframe(1)
+                wanted = _LOOKED_FOR.get(
+                    (caller.f_globals.get("__name__", ""), caller.f_code.co_name)
+                )
+                if wanted is not None and name in ("modules", "named_modules"):
+                    found = lane.parts.with_attribute(real, wanted)
+                    return found if name == "named_modules" else (part for _, part in found)
+                lane.changes.suspect(real)
                 result = method(*args, **kwargs)
             elif role == "hook":
                 result = lane.changes.hook(real, name, method, args, kwargs)
@@ -148,11 +151,6 @@ def _class_with(name: str, real: nn.Module, method: Any) -> type:
     if isinstance(owner, nn.Module) and not hasattr(real.__class__, name):
         return owner.__class__
     return real.__class__
-
-
-def _only_looks(caller: FrameType) -> bool:
-    """Whether a function that goes through a module's parts is known to write nothing on them."""
-    return (caller.f_globals.get("__name__"), caller.f_code.co_name) in _LOOKING
 
 
 @functools.lru_cache(maxsize=4096)
