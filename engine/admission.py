@@ -8,7 +8,7 @@ here, before any work.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ def prepare(
             f"output_type must not be {VIDEO_TYPE!r}: {capabilities['pipeline']} makes"
             f" {capabilities['media']}, no video"
         )
+    check_lora(sampling.lora, capabilities)
     chunks = _streams(sampling, capabilities, config)
     arguments = _arguments(request, capabilities)
     try:
@@ -93,11 +94,24 @@ def prepare(
         plain,
         inputs,
         seeds,
-        key=_key(plain, inputs, sampling.output_type),
+        key=(_key(plain, inputs, sampling.output_type), tuple(sampling.lora.items())),
         pixels=_pixels(settled, capabilities) * sampling.num_outputs,
         steps=settled.get("num_inference_steps"),
         chunks=chunks,
     )
+
+
+def check_lora(lora: Mapping[str, float], capabilities: Capabilities) -> None:
+    """Return if there are these adapters.
+
+    Raises:
+      RequestError: there are not; names the valid ones.
+    """
+    names = capabilities.get("lora", ())
+    for name in lora:
+        if name not in names:
+            hint = nearest(name, names) if names else "there are none (setting lora)"
+            raise RequestError(f"lora: there is no adapter {name!r}; {hint}")
 
 
 def _streams(sampling: SamplingParams, capabilities: Capabilities, config: EngineConfig) -> bool:

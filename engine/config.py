@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from .strict import Strict, choice, flag, number, option, table, text, whole
 MEBIBYTE = 1 << 20
 SIZES_LIMIT = 256
 SIDE_LIMIT = 65_536
+ADAPTERS_LIMIT = 256
+ADAPTER_NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 
 
 def _executor(value: Any) -> Any:
@@ -47,6 +50,17 @@ def _plain_table(value: Any) -> Any:
     if size > CALL_LIMIT:
         raise ValueError(f"a table of at most {CALL_LIMIT} bytes when encoded")
     return copy
+
+
+def _lora(value: Any) -> Any:
+    """Accept names of adapters, and where each is."""
+    adapters = table()(value)
+    if not all(map(ADAPTER_NAME.fullmatch, adapters)) or len(adapters) > ADAPTERS_LIMIT:
+        raise ValueError(
+            f"a table of at most {ADAPTERS_LIMIT} adapters, whose names are made of A-Z a-z 0-9 _ -"
+        )
+    place_of = text(4096)
+    return {name: place_of(str(p) if isinstance(p, Path) else p) for name, p in adapters.items()}
 
 
 def _ring_bytes(value: Any) -> Any:
@@ -90,6 +104,12 @@ class EngineConfig(Strict):
         " 'shapes', 'synthetic', 'random:FAMILY'",
     )
     model_options: dict[str, Any] = option({}, _plain_table, "options for the model's loader")
+    lora: dict[str, str] = option(
+        {},
+        _lora,
+        "adapters that requests can choose from: names, and for each a file, a directory or a hub"
+        " id, 'owner/name' or 'owner/name/file.safetensors'",
+    )
     executor: str | type = option(
         "uni",
         _executor,

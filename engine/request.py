@@ -13,6 +13,8 @@ from .strict import Strict, choice, flag, nearest, number, option, table, text, 
 PROMPT_LIMIT = 20_000
 """Characters of a prompt; text encoders read some hundred tokens at most."""
 SEED_LIMIT = 2**63 - 1
+SCALE_LIMIT = 100
+"""Of an adapter; what makes sense is about 1."""
 
 
 def _output_type(value: Any) -> Any:
@@ -21,6 +23,21 @@ def _output_type(value: Any) -> Any:
     if output_type == VIDEO_TYPE and not has_pyav():
         raise ValueError(f"a type other than {VIDEO_TYPE!r}: {MISSING_PYAV}")
     return output_type
+
+
+def _lora(value: Any) -> Any:
+    """Accept adapters with their scales; names alone stand for the scale 1."""
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value):
+        value = dict.fromkeys(value, 1.0)
+    scale = number(-SCALE_LIMIT, SCALE_LIMIT)
+    try:
+        return {name: scale(strength) for name, strength in table()(value).items()}
+    except ValueError:
+        raise ValueError(
+            f"a table of adapters and their scales, from -{SCALE_LIMIT} to {SCALE_LIMIT}"
+        ) from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +79,11 @@ class SamplingParams(Strict):
         None,
         flag(optional=True),
         "tell finished parts as they come (`Chunk`); needs mode 'step'; None: as configured",
+    )
+    lora: dict[str, float] = option(
+        {},
+        _lora,
+        "adapters at work in it, with their scales; one or several names alone: of scale 1",
     )
     deadline: float | None = option(
         None, number(0, optional=True), "seconds from submission until DeadlineExceededError"

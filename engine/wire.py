@@ -63,4 +63,5 @@ def wire(claim: Claim) -> NewRequestData:
         preview_steps=prepared.request.sampling.preview_steps,
         preview_every=prepared.request.sampling.preview_every,
         chunks=prepared.chunks,
+        lora=prepared.request.sampling.lora,
     )

@@ -134,6 +134,8 @@ class Configure(Envelope, tag=True):
     device_stage: bool
     graph_budget: int | None
     """Bytes of device memory for recorded component calls; 0: none; None: the worker decides."""
+    lora: dict[str, str] = {}
+    """Adapters to load beside the model: names, and where each is."""
 
 
 Form = Literal["torch", "numpy", "pil"]
@@ -167,6 +169,8 @@ class NewRequestData(Envelope):
     """After every how many steps a preview is wanted."""
     chunks: bool = False
     """Whether finished parts are wanted as they come."""
+    lora: dict[str, float] = {}
+    """Adapters that are at work in it, with their scales."""
 
 
 class Execute(Envelope, tag=True):

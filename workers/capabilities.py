@@ -27,7 +27,8 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         `media` ("image", "video" or "audio"), `num_outputs` (the argument that says how many, or
         None), `has_scheduler`, `from_image` (it starts from an image; its signature need not say
         so: diffusers gives the argument a default and refuses it later), `chunks` (it tells parts
-        of its output as they are done, by calling its argument `on_chunk`).
+        of its output as they are done, by calling its argument `on_chunk`), `lora` (the adapters
+        that requests can choose from; its attribute `sidestream_lora`).
     """
     parameters = _parameters(pipeline)
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
@@ -47,6 +48,7 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         "num_outputs": next((name for name in _OUTPUT_COUNTS if name in names), None),
         "has_scheduler": is_scheduler(getattr(pipeline, "scheduler", None)),
         "chunks": CHUNK_ARGUMENT in names,
+        "lora": list(getattr(pipeline, "sidestream_lora", ())),
         "from_image": "image" in itertools.takewhile(_is_no_sampling_argument, names),
     }
 

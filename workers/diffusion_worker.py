@@ -66,6 +66,7 @@ class DiffusionWorker:
             device=device,
             dtype=configuration.dtype,
         )
+            lora=configuration.lora,
         self._runner = DiffusionModelRunner(
             pipeline,
             self._platform,
@@ -180,6 +181,7 @@ class DiffusionWorker:
             seed=request.seeds[0],
             tap=self._streams.tap(request, kwargs),
         )
+            lora=request.lora,
 
     def _is_cancelled(self, request: NewRequestData) -> bool:
         return self._control.is_cancelled(request.cancel_slot, request.async_output_id)

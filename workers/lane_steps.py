@@ -88,7 +88,7 @@ class LaneSteps:
 def open_lane(hub: Hub, request: RunnerRequest, on_stop: Callable[[Lane], None]) -> Lane:
     """Make a lane for a request; its seed is the request's, or its generator's, or a fresh one."""
     seed = request.seed if request.seed is not None else _seed_of(request.kwargs)
-    lane = hub.open(request.kwargs, seed, request.cancelled, on_stop)
+    lane = hub.open(request.kwargs, seed, request.cancelled, on_stop, request.lora)
     lane.tap = request.tap
     return lane
 

@@ -1,6 +1,6 @@
 """What goes into the runner and what comes out: requests, outputs, events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ class RunnerRequest:
         seed: Seeds the global random generators for the request; None: the seed of the generator
             among `kwargs`, or a fresh one.
         tap: Shown each denoising step of the request's lane; must not wait for the device.
+        lora: Adapters at work in the request's component calls, with their scales.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class RunnerRequest:
     cancelled: Callable[[], bool] = field(default=lambda: False)
     seed: int | None = None
     tap: StepTap | None = None
+    lora: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass

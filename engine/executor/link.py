@@ -91,6 +91,7 @@ class WorkerLink:
             merge=config.merge,
             device_stage=config.device_stage,
             graph_budget=0 if config.cuda_graphs == "off" else config.cuda_graph_bytes,
+            lora=config.lora,
         )
         self.device = self.configuration.device
         """What it is, once the worker has told."""

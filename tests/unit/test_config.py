@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
@@ -20,6 +21,16 @@ REFUSED = {
     "num_workers": [0, 65, 1.0, True, "1"],
     "device": ["", 0],
     "dtype": ["float8", 16],
+    "lora": [
+        "style",
+        ["a"],
+        {"a.b": "x"},
+        {"": "x"},
+        {"a": ""},
+        {"a": 5},
+        {1: "x"},
+        {"a": "\ud800"},
+    ],
     "mode": ["stream", None],
     "scheduler": ["fifo", 7],
     "max_batch_pixels": [0, 1.5],
@@ -70,6 +81,11 @@ def test_a_wrong_value_is_refused_with_the_setting_and_what_it_accepts(name, val
 @pytest.mark.parametrize("field", dataclasses.fields(EngineConfig), ids=lambda field: field.name)
 def test_every_setting_is_described(field):
     assert field.metadata["doc"]
+
+
+def test_adapters_may_be_given_as_paths():
+    config = EngineConfig(lora={"style": Path("a/b.safetensors"), "hub_1-x": "owner/name"})
+    assert config.lora == {"style": "a/b.safetensors", "hub_1-x": "owner/name"}
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest():

@@ -19,6 +19,7 @@ REFUSED = {
     "preview_steps": [-1, 1.5, None],
     "preview_every": [-1, True],
     "streaming_output": ["yes", 1],
+    "lora": [None, {"a": "1"}, {"a": True}, {"a": math.nan}, {"a": 101}, {1: 1.0}, [1], [["a"]], 5],
     "deadline": [-1, math.inf],
     "extra_args": ["eta=1", {1: 2}],
 }
@@ -53,6 +54,20 @@ def test_a_wrong_request_parameter_is_refused_by_name(name, value):
     with pytest.raises(RequestError, match=rf"^{name} must be \S.*, not .") as refusal:
         DiffusionRequest(**{name: value})
     assert len(str(refusal.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("given", "scales"),
+    [
+        ("style", {"style": 1.0}),
+        (["style", "detail"], {"style": 1.0, "detail": 1.0}),
+        ({"style": 1, "detail": -0.5}, {"style": 1.0, "detail": -0.5}),
+        ({}, {}),
+    ],
+)
+def test_adapters_are_kept_with_their_scales_in_order(given, scales):
+    lora = DiffusionRequest.make("a circle", lora=given).sampling.lora
+    assert list(lora.items()) == list(scales.items())
 
 
 def test_make_sorts_parameters_into_request_and_sampling():

@@ -1,12 +1,13 @@
 """The hub: what the lanes of one pipeline share while they take turns on a thread."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 
 from ..platform import Platform
+from .adapters import Adapters
 from .ambient import Ambient, ThreadState
 from .call import ComponentCall, Executor, NotMergeable, Offer, execute_eagerly
 from .configuration import Configurations
@@ -32,6 +33,7 @@ class Hub:
         pipeline: The shared pipeline.
         platform: The device's platform.
         executor: Runs one component call; nothing else does.
+        adapters: Which of the pipeline's adapters are at work, for whose turn it is.
         thread: The thread's state, and whose it is.
         parts: The parts of the shared modules.
         shadow: The function mode that the pipeline's own code runs in; None: there is no device.
@@ -52,8 +54,9 @@ class Hub:
         self.platform = platform
         self.executor = executor
         self._merge = merge
+        self.adapters = Adapters(modules, getattr(pipeline, "sidestream_lora", ()))
         self.thread = ThreadState(
-            Slots(modules), platform.default_generators(), platform.device_types
+            Slots(modules, self.adapters), platform.default_generators(), platform.device_types
         )
         device_type = platform.device_types[-1]
         self.shadow = None if device_type == "cpu" else HostShadow(device_type)
@@ -61,7 +64,7 @@ class Hub:
         self.exclusive: Lane | None = None
         self.poison: Exception | None = None
         self._caches = FeatureCaches(modules)
-        self._configurations = Configurations(modules)
+        self._configurations = Configurations(modules, adapters=not self.adapters.names)
         self._configuration: int | None = None
         self._open: set[Lane] = set()
 
@@ -117,6 +120,7 @@ class Hub:
         seed: int,
         cancelled: Callable[[], bool],
         on_stop: Callable[[Lane], None],
+        adapters: Mapping[str, float],
     ) -> Lane:
         """Make a lane; it runs when it is started.
 
@@ -125,8 +129,9 @@ class Hub:
             seed: Seeds the global random generators as the lane sees them.
             cancelled: Asked before each of the lane's component calls.
             on_stop: Called when the lane has stopped: at its next component call, or for good.
+            adapters: Those at work in the lane's component calls, with their scales.
         """
-        lane = Lane(self, kwargs, seed, cancelled, on_stop)
+        lane = Lane(self, kwargs, seed, cancelled, on_stop, adapters)
         self._open.add(lane)
         return lane
 

@@ -1,6 +1,6 @@
 """A lane: one request's call of the pipeline, suspended whenever it wants to call a component."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +62,7 @@ class Lane:
         seed: int,
         cancelled: Callable[[], bool],
         on_stop: Callable[["Lane"], None],
+        adapters: Mapping[str, float],
     ) -> None:
         self.kwargs = kwargs
         self.on_stop = on_stop
@@ -78,6 +79,7 @@ class Lane:
         self._hub = hub
         self._seed = seed
         self._asked = cancelled
+        self._adapters = adapters
         self._offer: Offer | None = None
         self._offered = False
         self._visited: dict[Any, set[Any]] = {}
@@ -207,6 +209,7 @@ class Lane:
         kwargs, self.kwargs = self.kwargs, {}
         self._modes.put_back()
         try:
+            self._hub.adapters.select(self._adapters)
             view = PipelineView(self._hub.pipeline, self)
             self.pipeline, self._observers = view.pipeline, view.observers
             self.value = view.pipeline(**kwargs)

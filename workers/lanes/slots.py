@@ -4,9 +4,12 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+if TYPE_CHECKING:
+    from .adapters import Adapters
 
 _PLAIN = (bool, int, float, str, type(None))
 ABSENT: Any = object()  # the value of an attribute that does not exist
@@ -26,6 +29,10 @@ class Slot:
     name: str
     fresh: Callable[[], Any] | None = None
 
+    def kind(self, value: Any) -> Any:
+        """Return what stands for a value where it is told apart from others."""
+        return value
+
     def read(self) -> Any:
         """Return the attribute's present value."""
         return getattr(self.owner, self.name, ABSENT)
@@ -43,12 +50,16 @@ class Slots:
 
     Attention processors are always among them: some pipelines replace them for the length of a
     call, on submodules that no proxy sees. Others join when a pipeline writes an attribute of a
-    component (`watch`), or when a feature cache keeps its state in an object.
+    component (`watch`), or when a feature cache keeps its state in an object. Where requests choose
+    adapters, which of them are at work is one of them.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, modules: Iterable[nn.Module], adapters: "Adapters") -> None:
         self._attentions = list(_with_processors(modules))
+        self._adapters = adapters
         self._watched: dict[tuple[int, str], tuple[Slot, Any]] = {}
+        for slot in adapters.slots():  # first: what an owner has changed beyond that comes on top
+            self.watch(slot, slot.read())
         self._known: deque[tuple[int, list[Any]]] = deque(maxlen=64)
         self._tokens = 0
 
@@ -100,7 +111,8 @@ class Slots:
             slot: The attribute.
             shared: Its value outside of all lanes.
         """
-        self._watched.setdefault((id(slot.owner), slot.name), (slot, shared))
+        own = self._adapters.own(slot, shared)
+        self._watched.setdefault((id(slot.owner), slot.name), own)
 
     def kept(self) -> list[tuple[Any, dict[str, Any]]]:
         """Return the processors with what each holds, to see what a call leaves in them."""
@@ -118,7 +130,8 @@ class Slots:
         """
         split = len(self._attentions)
         watched = zip(self._watched.values(), values[split:], strict=True)
-        values = values[:split] + [value for (slot, _), value in watched if slot.fresh is None]
+        kinds = [slot.kind(value) for (slot, _), value in watched if slot.fresh is None]
+        values = values[:split] + kinds
         for number, known in self._known:
             if len(known) == len(values) and all(map(operator.is_, known, values)):
                 return number

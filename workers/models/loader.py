@@ -7,16 +7,18 @@ that do without them need not wait for.
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
 from . import shapes, synthetic
+from .adapters import load_adapters
 from .options import model_dtype, parse_options, unknown_name
+from .quiet import quiet
 
 FORMS = (
     "a directory in diffusers' layout",
@@ -77,7 +79,12 @@ class PretrainedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_pipeline(
-    model: str, options: Mapping[str, Any], *, device: str, dtype: str | None
+    model: str,
+    options: Mapping[str, Any],
+    *,
+    device: str,
+    dtype: str | None,
+    lora: Mapping[str, str] = MappingProxyType({}),
 ) -> Pipeline:
     """Load a model.
 
@@ -94,6 +101,7 @@ def load_pipeline(
         device: Where it runs, such as ``"cpu"`` or ``"cuda:0"``.
         dtype: Data type of the weights ("bf16", "fp16", "fp32" or the long names). None: the
             device's usual one, or for an import path whatever the pipeline comes with.
+        lora: Adapters to load beside it: their names, and where each is (`load_adapters`).
 
     Returns:
         The pipeline: on the device, in evaluation mode, without progress bars.
@@ -102,26 +110,34 @@ def load_pipeline(
         ValueError: No such model, option or value; the message names the valid ones.
         Exception: Whatever diffusers or the user's factory raises.
     """
+    pipeline, cast = _load(model, options, device, dtype)
+    load_adapters(pipeline, lora, options)
+    return _settle(pipeline, device, cast)
+
+
+def _load(
+    model: str, options: Mapping[str, Any], device: str, dtype: str | None
+) -> tuple[Any, torch.dtype | None]:
+    """Load a model as it comes, and tell what its weights are to be cast to."""
     if model == "synthetic":
-        return synthetic.load(options, device=device, dtype=dtype)
+        return synthetic.load(options, device=device, dtype=dtype), None
     weights = model_dtype(dtype, device)
     wanted = None if dtype is None else weights
     family = model.removeprefix("random:")
     if model == "shapes":
         parse_options(NoOptions, options, model)
-        with _quiet():
+        with quiet():
             pipeline = shapes.load(device, wanted)
         pipeline.sidestream_defaults = dict(shapes.DEFAULTS)
-        return _settle(pipeline, device)
+        return pipeline, None
     if family != model:
         from . import families
 
-        pipeline = families.load(family, options, device=device, dtype=dtype)
-        return _settle(pipeline, device, weights)
+        return families.load(family, options, device=device, dtype=dtype), weights
     if _IMPORT_PATH.fullmatch(model):
-        return _settle(_call_factory(model, options, device, dtype), device, wanted)
+        return _call_factory(model, options, device, dtype), wanted
     if (model and Path(model).is_dir()) or _HUB_ID.fullmatch(model):
-        return _settle(_from_pretrained(model, options, weights), device)
+        return _from_pretrained(model, options, weights), None
     raise unknown_name("model", model, FORMS)
 
 
@@ -130,7 +146,7 @@ def _from_pretrained(model: str, options: Mapping[str, Any], dtype: torch.dtype)
     cls = _pipeline_class(chosen.pop("pipeline_class") or "DiffusionPipeline")
     given = {name: value for name, value in chosen.items() if value is not None}
     preview_vae = given.pop("preview_vae", None)
-    with _quiet():
+    with quiet():
         pipeline = cls.from_pretrained(model, dtype=dtype, **given)
         if preview_vae is not None:
             pipeline.preview_vae = _tiny_vae(preview_vae, chosen, dtype)
@@ -142,27 +158,6 @@ def _tiny_vae(model: str, chosen: Mapping[str, Any], dtype: torch.dtype) -> Any:
 
     same = {name: chosen[name] for name in ("cache_dir", "local_files_only", "use_safetensors")}
     return AutoencoderTiny.from_pretrained(model, torch_dtype=dtype, **same)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep diffusers and transformers from drawing bars, and from advice about packages that are
-    not installed, on a stderr that may be the user's."""
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    libraries = (diffusers_logging, transformers_logging)
-    drawing = [library for library in libraries if library.is_progress_bar_enabled()]
-    for library in drawing:
-        library.disable_progress_bar()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        for library in drawing:
-            library.enable_progress_bar()
 
 
 def _pipeline_class(name: str) -> Any:
