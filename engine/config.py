@@ -181,7 +181,7 @@ class EngineConfig(Strict):
         True, flag(), "turn pictures into uint8 on the device, before the copy"
     )
     cuda_graphs: Literal["auto", "off"] = option(
-        "off",
+        "auto",
         choice("auto", "off"),
         "replay component calls as CUDA graphs, where that is proven to give the same bits",
     )
