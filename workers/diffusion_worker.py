@@ -34,6 +34,7 @@ from .model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
 from .models import load_pipeline
 from .output_queue import PendingOutput
 from .output_ring import OutputRing
+from .outputs import owned
 from .platform import Mark, platform_for
 from .previews import Previewer, find_previewer
 from .remote import ABORTED, as_remote, remote_error
@@ -65,8 +66,8 @@ class DiffusionWorker:
             configuration.model_options,
             device=device,
             dtype=configuration.dtype,
-        )
             lora=configuration.lora,
+        )
         self._runner = DiffusionModelRunner(
             pipeline,
             self._platform,
@@ -180,8 +181,8 @@ class DiffusionWorker:
             cancelled=lambda: self._is_cancelled(request),
             seed=request.seeds[0],
             tap=self._streams.tap(request, kwargs),
-        )
             lora=request.lora,
+        )
 
     def _is_cancelled(self, request: NewRequestData) -> bool:
         return self._control.is_cancelled(request.cancel_slot, request.async_output_id)
@@ -271,6 +272,7 @@ class _Reports:
         error = _error_of(output)
         if error is None:
             try:
+                output.tensors = owned(output.tensors)
                 end = worker._platform.mark()
             except Exception as lost:  # the device, by what it was given before
                 error = remote_error(lost, fatal=worker._platform.is_fatal(lost))

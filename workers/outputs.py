@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+_c: Any = torch._C
 _BY_RANK = {3: "audios", 4: "images", 5: "frames"}
 _MEDIA = frozenset(("images", "frames"))
 
@@ -32,6 +33,34 @@ def tensors_of(result: Any, *, latent: bool = False) -> dict[str, torch.Tensor]:
     if not tensors:
         raise TypeError(f"the pipeline returned no tensor but {type(result).__name__}")
     return tensors
+
+
+def owned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors that nobody else will write to: the next run may begin before they are copied.
+
+    Those are copied, on the current stream, whose memory somebody else knows too, such as a
+    pipeline that returns the same buffer again and again. Pipelines of diffusers keep nothing, and
+    a tensor that only this knows is returned as it is.
+
+    Args:
+        tensors: By name; the pipeline has returned them, and its result was dropped.
+    """
+    return {
+        name: tensor if _users_of(tensor) <= _OWN_USERS else tensor.clone()
+        for name, tensor in tensors.items()
+    }
+
+
+def _users_of(tensor: torch.Tensor) -> int:
+    """Return how many tensors there are of this one's memory, and some more that are always there.
+
+    torch has no public word for it; its own recycling of memory for CUDA graphs asks this way.
+    """
+    users: int = _c._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return users
+
+
+_OWN_USERS = _users_of(torch.empty(1))
 
 
 def _fields(result: Any) -> Iterator[tuple[str, Any]]:

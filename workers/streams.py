@@ -11,7 +11,7 @@ from typing import Any
 from ..ipc_ext.messages import NewRequestData
 from .async_output import AsyncOutputThread
 from .output_queue import PendingPreview
-from .outputs import tensors_of
+from .outputs import owned, tensors_of
 from .platform import Platform
 from .previews import LONGEST, Draw, Previewer, PreviewTap, is_preview_step
 
@@ -71,7 +71,7 @@ class Streams:
         latent = request.output_type == "latent"
 
         def on_chunk(chunk: Any) -> None:
-            tensors = tensors_of(chunk, latent=latent)
+            tensors = owned(tensors_of(chunk, latent=latent))
             event = self._platform.record_device_event()
             self._output_thread.submit_chunk(request, next(indices), tensors, event)
 
