@@ -129,7 +129,7 @@ def plain(arguments: argparse.Namespace, settings: list[tuple[int, int]]) -> lis
         one(pipe, setting, 0)
         one_s = one(pipe, setting, 1)
         for name, threads in (("plain loop", 1), ("plain, 4 threads", THREADS)):
-            count = count_for(arguments, one_s, threads)
+            count = max(threads, math.ceil(arguments.seconds / one_s))
             busy = Busy()
             with busy.sampling(arguments.device), ThreadPoolExecutor(threads) as pool:
                 began = time.perf_counter()
@@ -227,8 +227,8 @@ def main() -> None:
     parser.add_argument("--executor", default="mp")
     parser.add_argument("--sizes", default="512,1024")
     parser.add_argument("--steps", default="4,28")
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each measurement")
-    parser.add_argument("--warm", type=int, default=3, help="runs before each measurement")
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each measurement")
+    parser.add_argument("--warm", type=int, default=2, help="runs before each measurement")
     parser.add_argument("--engines", default=",".join(map(str, range(len(ENGINES)))))
     parser.add_argument("--no-plain", action="store_true")
     arguments = parser.parse_args()

@@ -62,7 +62,8 @@ def _gpu_names() -> str:
 
 
 def _commit() -> str:
-    """Return the commit, marked if files differ from it; where there is no git, "unknown"."""
+    """Return the commit, marked if files differ from it; where there is no git, what the variable
+    COMMIT says."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--exclude=*"],
         cwd=ROOT,
@@ -70,7 +71,7 @@ def _commit() -> str:
         text=True,
         check=False,
     )
-    return described.stdout.strip() or "unknown"
+    return described.stdout.strip() or os.environ.get("COMMIT", "unknown")
 
 
 def run_one(benchmark: Benchmark, *, quick: bool) -> Record:

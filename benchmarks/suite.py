@@ -127,6 +127,36 @@ def overhead_rows(command: str, result: Result) -> Rows:
     ]
 
 
+def pictures_rows(command: str, result: Result) -> Rows:
+    """Tell pictures per second, and how many times those of the plain loop that is."""
+    [figures] = result
+    rows = figures["rows"]
+    plain = {row["steps"]: row["pictures_per_s"] for row in rows if row["runs"] == "plain loop"}
+    return [
+        [
+            row["runs"],
+            str(row["steps"]),
+            str(row["concurrency"]),
+            f"{row['pictures_per_s']:.2f}",
+            f"{row['pictures_per_s'] / plain[row['steps']]:.2f}",
+            f"{row['latency_ms']:,.0f}",
+            "" if row["gpu_busy"] is None else f"{row['gpu_busy']:.0f} %",
+        ]
+        for row in sorted(rows, key=lambda row: row["steps"])
+    ]
+
+
+PICTURES_HEADER = (
+    "runs | steps | callers | pictures/s | times the plain loop | latency p50, ms | GPU busy"
+)
+
+
+def pictures(name: str, arguments: str) -> Table:
+    """Make a table of a run of pictures.py."""
+    benchmark = Benchmark(f"benchmarks/pictures.py {arguments}", quick="--seconds 0.2 --warm 1")
+    return Table(f"cuda pictures {name}", PICTURES_HEADER, pictures_rows, (benchmark,))
+
+
 def lanes_rows(command: str, result: Result) -> Rows:
     """Tell the CPU time of the lanes themselves."""
     [figures] = result
@@ -286,6 +316,10 @@ TABLES = {
             overhead_rows,
             (Benchmark("benchmarks/step.py overhead --device cuda", quick="--steps 20"),),
         ),
+        pictures("sdxl 512", "--model random:sdxl-full --sizes 512 --engines 1,3"),
+        pictures("sdxl 1024", "--model random:sdxl-full --sizes 1024 --engines 1"),
+        pictures("sd3 512", "--model random:sd3-full --sizes 512 --engines 1,3"),
+        pictures("flux 1024", "--model random:flux-full --sizes 1024 --steps 4 --engines 1"),
     ),
 }
 
