@@ -40,7 +40,7 @@ def save_adapters(family: str, directory: Path, names: Sequence[str]) -> dict[st
     """
     for seed, name in enumerate(names):
         pipeline = load(family)
-        layers = {}
+        layers: dict[str, Any] = {}
         for part in PARTS[family]:
             module = getattr(pipeline, part)
             config = LoraConfig(
@@ -50,6 +50,7 @@ def save_adapters(family: str, directory: Path, names: Sequence[str]) -> dict[st
                 torch.manual_seed(seed)
                 inject_adapter_in_model(config, module, name)
             layers[f"{part}_lora_layers"] = get_peft_model_state_dict(module, adapter_name=name)
+            layers[f"{part}_lora_adapter_metadata"] = config.to_dict()
         type(pipeline).save_lora_weights(directory / name, **layers)
     return {name: str(directory / name) for name in names}
 

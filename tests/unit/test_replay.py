@@ -14,6 +14,7 @@ from sidestream.workers.model_runner import DiffusionModelRunner, RunnerRequest
 from sidestream.workers.models import load_pipeline
 from sidestream.workers.platform import CpuPlatform
 
+from ..harness.adapters import load, save_adapters
 from .lane_helpers import (
     Component,
     Mixer,
@@ -160,6 +161,35 @@ def test_tiny_pipelines_give_the_same_bits(family, merge):
     expected = plain(load(), call_of(pipeline, 0))
     (alone,) = run_wave(runner, [call_of(pipeline, 0)])
     assert torch.equal(picture(alone), expected)
+
+
+def test_adapters_that_take_turns_are_replayed_each_as_it_is(tmp_path):
+    lora = save_adapters("sd15", tmp_path, ["style", "detail"])
+    sets = [{"style": 1.0}, {"detail": 0.5}, {}]
+    runner, graphs = replaying(load("sd15", lora=lora))
+    eager = DiffusionModelRunner(load("sd15", lora=lora), CpuPlatform(), merge=False)
+    pipeline = load("sd15")
+    for _ in range(2):
+        made = []
+        for one in (runner, eager):
+            requests = [
+                RunnerRequest(str(n), call_of(pipeline, n), lora=chosen)
+                for n, chosen in enumerate(sets)
+            ]
+            events, _ = step_through(one, requests, arrivals=[0, 0, 1])
+            made.append([picture(events.outputs[str(n)]) for n in range(len(sets))])
+        assert all(map(torch.equal, *made))
+        assert not torch.equal(*made[0][:2])
+    first = graphs_of(runner)
+    step_through(
+        runner,
+        [RunnerRequest(str(n), call_of(pipeline, n), lora=chosen) for n, chosen in enumerate(sets)],
+    )
+    again = graphs_of(runner)
+    assert again["eager"] == first["eager"]
+    assert again["replayed"] > first["replayed"]
+    assert again["recorded"] == graphs.captures
+    assert graphs.captures % len(sets) == 0
 
 
 def test_step_mode_replays_too():

@@ -11,6 +11,8 @@ from .quiet import quiet
 
 USUAL_FILE = "pytorch_lora_weights.safetensors"
 SUFFIX = ".safetensors"
+REASON_LIMIT = 400
+"""Characters: that shapes do not fit is said of every weight."""
 
 
 def load_adapters(pipeline: Any, wanted: Mapping[str, str], options: Mapping[str, Any]) -> None:
@@ -35,12 +37,12 @@ def load_adapters(pipeline: Any, wanted: Mapping[str, str], options: Mapping[str
     for name, source in wanted.items():
         try:
             place, file = _located(source)
-            with quiet(diffusers=True):  # of every component that a file has nothing for
+            with _silence():
                 pipeline.load_lora_weights(
                     place, adapter_name=name, weight_name=file, use_safetensors=True, **hub
                 )
         except Exception as error:  # a broken file may raise anything
-            reason = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"[:REASON_LIMIT]
             raise ValueError(f"lora {name!r} cannot be loaded from {source!r}: {reason}") from error
         if name not in _loaded_into(pipeline):
             raise ValueError(f"lora {name!r}: nothing in {source!r} is for this model")
