@@ -15,7 +15,7 @@ from .access_log import request_id_of
 from .encoding import PiecesResponse, answer_pieces
 from .errors import ApiError
 from .event_stream import ImageEventStream
-from .limits import make_request
+from .limits import check_adapters, make_request
 from .metrics import phases_of
 from .schemas import (
     IMAGE_ERRORS,
@@ -72,6 +72,7 @@ async def _answer(
     Args:
       kind: of server-sent events, before the dot.
     """
+    check_adapters(params, service.ready_engine().capabilities)
     request_id = request_id_of(http.scope, params.request_id, service.requests.is_live)
     request = make_request(params, request_id, service.config, inputs)
     fields: dict[str, Any] = {

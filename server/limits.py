@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engine import DiffusionRequest, SamplingParams
+from ..engine.strict import nearest
 from .config import ServerConfig
 from .errors import ApiError
 from .schemas import ImageParams, RequestParams
@@ -53,6 +54,7 @@ def make_request(
             output_options=_output_options(params, config),
             preview_steps=params.partial_images or 0,
             deadline=earliest(params.timeout_s, config.request_timeout_s),
+            lora=params.lora or {},
             extra_args=dict(extra_args),
         ),
     )
@@ -69,6 +71,19 @@ def check_limits(params: RequestParams, config: ServerConfig) -> None:
     for name in ("prompt", "negative_prompt"):
         if len(getattr(params, name) or "") > config.max_prompt_chars:
             raise invalid(name, f"must have at most {config.max_prompt_chars} characters")
+
+
+def check_adapters(params: RequestParams, capabilities: Mapping[str, Any]) -> None:
+    """Return if the engine has the adapters that a request wants.
+
+    Raises:
+      ApiError: it has not; names the valid ones.
+    """
+    names = capabilities.get("lora", [])
+    for name in params.lora or ():
+        if name not in names:
+            hint = nearest(name, names) if names else "there are none"
+            raise invalid("lora", f"there is no adapter {name[:64]!r}; {hint}")
 
 
 def read_size(size: str | None, config: ServerConfig) -> tuple[int | None, int | None]:

@@ -72,6 +72,7 @@ def _model(service: Service) -> ModelObject:
         mode=engine.config.mode,
         parameters=_parameters(engine),
         defaults=_defaults(engine.capabilities),
+        lora=engine.capabilities.get("lora", []),
         limits=_limits(service.config),
     )
 
@@ -92,6 +93,8 @@ def _parameters(engine: DiffusionEngine) -> list[str]:
     capabilities = engine.capabilities
     accepted, accepts_any = capabilities["arguments"], capabilities["accepts_any"]
     fields = [field for field, name in _ARGUMENTS.items() if accepts_any or name in accepted]
+    if capabilities.get("lora"):
+        fields.append("lora")
     if capabilities["media"] == "video":
         return [*fields, "seconds"] if accepts_any or "num_frames" in accepted else fields
     if capabilities["num_outputs"] is not None:

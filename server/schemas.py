@@ -12,6 +12,7 @@ from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..engine.request import SEED_LIMIT
+from .adapters import Lora
 
 OutputFormat = Literal["png", "jpeg", "webp"]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
@@ -38,6 +39,9 @@ class RequestParams(BaseModel):
         None, ge=0, le=1000, allow_inf_nan=False, description="Guidance."
     )
     negative_prompt: str | None = Field(None, description="What to keep away from.")
+    lora: Lora | None = Field(
+        None, description="Adapters with their scales, or the name of one; see `/v1/models`."
+    )
     priority: int = Field(
         0, ge=-1_000_000, le=1_000_000, description="Higher goes first, up to the server's limit."
     )
@@ -164,6 +168,7 @@ class ModelObject(BaseModel):
         description="Fields of `/v1/images/generations` or `/v1/videos` that change what it makes."
     )
     defaults: dict[str, str | float] = Field(description="Of these fields, as far as known.")
+    lora: list[str] = Field(description="Adapters that the field `lora` can name.")
     limits: dict[str, int] = Field(description="Of the server: the most of each.")
 
 

@@ -86,6 +86,7 @@ def make_video_request(
             output_options={"fps": fps},
             streaming_output=False,  # parts would be encoded, and nobody sees them
             deadline=earliest(params.timeout_s, config.request_timeout_s),
+            lora=params.lora or {},
             extra_args=extra,
         ),
     )

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from .access_log import request_id_of
 from .errors import ApiError
+from .limits import check_adapters
 from .service import Service
 from .uploads import opaque, read_picture
 from .video_jobs import VideoJob, VideoJobs
@@ -48,6 +49,7 @@ def video_routes(service: Service, videos: VideoJobs) -> APIRouter:
         async with video_params(http) as params:
             service.check_model(params.model, "video")
             capabilities = service.ready_engine().capabilities
+            check_adapters(params, capabilities)
             check_reference(params, capabilities)
             request_id = request_id_of(http.scope, params.request_id, service.requests.is_live)
             picture = await _reference(service, params)
