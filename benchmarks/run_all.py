@@ -62,8 +62,10 @@ def _gpu_names() -> str:
 
 
 def _commit() -> str:
-    """Return the commit, marked if files differ from it; where there is no git, what the variable
-    COMMIT says."""
+    """Return the commit, marked if files differ from it; that of a copy of the tree, where git
+    knows nothing, is in the variable COMMIT."""
+    if "COMMIT" in os.environ:
+        return os.environ["COMMIT"]
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--exclude=*"],
         cwd=ROOT,
@@ -71,7 +73,7 @@ def _commit() -> str:
         text=True,
         check=False,
     )
-    return described.stdout.strip() or os.environ.get("COMMIT", "unknown")
+    return described.stdout.strip() or "unknown"
 
 
 def run_one(benchmark: Benchmark, *, quick: bool) -> Record:
