@@ -31,6 +31,7 @@ class Mailbox:
         self.preview: tuple[int, HostTensor] | None = None
         self.chunks: deque[tuple[int, dict[str, HostTensor]]] = deque()
         self._wants_chunks = True
+        self._wants_outcome_only = False
         self._pace: tuple[float, int] | None = None
         self.error: BaseException | None = None
         self.delivered = False
@@ -44,14 +45,14 @@ class Mailbox:
     def start(self, worker: int) -> None:
         """Tell that a worker has the request."""
         self.started_on = worker
-        self._signal.set()
+        self._announce()
 
     def tell(self, step: int, total: int | None) -> None:
         """Tell a step."""
         self.progress = (step, total)
         if self._pace is None and step:
             self._pace = time.monotonic(), step
-        self._signal.set()
+        self._announce()
 
     @property
     def eta(self) -> float | None:
@@ -66,12 +67,17 @@ class Mailbox:
     def show(self, step: int, picture: HostTensor) -> None:
         """Show an intermediate picture."""
         self.preview = (step, picture)
-        self._signal.set()
+        self._announce()
 
     def pass_on(self, index: int, tensors: dict[str, HostTensor]) -> None:
         """Pass a finished part on, if anybody looks at parts."""
         if self._wants_chunks:
             self.chunks.append((index, tensors))
+            self._announce()
+
+    def _announce(self) -> None:
+        """Wake who waits for news, but not who waits for the outcome."""
+        if not self._wants_outcome_only:
             self._signal.set()
 
     def refuse_chunks(self) -> None:
@@ -99,6 +105,17 @@ class Mailbox:
     async def wait(self, deadline: float) -> bool:
         """Wait for news; False if the deadline came first."""
         return await self._signal.wait(deadline)
+
+    async def wait_settled(self, deadline: float) -> bool:
+        """Wait for the outcome, whatever is told before it; False if the deadline came first."""
+        self._wants_outcome_only = True
+        try:
+            while not self.settled:
+                if not await self._signal.wait(deadline):
+                    return False
+            return True
+        finally:
+            self._wants_outcome_only = False
 
 
 @dataclass(eq=False, slots=True)

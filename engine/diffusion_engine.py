@@ -386,7 +386,8 @@ class DiffusionEngine:
         )
 
     def _on_change(self) -> None:
-        for changed in self._changed:
-            changed.set()
+        for worker, changed in enumerate(self._changed):
+            if self._has_room(worker) or self._cause is not None:
+                changed.set()
         if self._ledger.is_idle:
             self._idle.set()

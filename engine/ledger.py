@@ -249,10 +249,11 @@ class ClaimLedger:
             error = as_exception(message.error, claim)
         for effect in effects:
             _EFFECTS[effect](self, claim, message, error)
-        if claim.worker >= 0:
-            moved = (state in _OUTPUT_UNDER_WAY) - (claim.state in _OUTPUT_UNDER_WAY)
-            self.loads[claim.worker].outputs += moved
+        moved = (state in _OUTPUT_UNDER_WAY) - (claim.state in _OUTPUT_UNDER_WAY)
         claim.state = state
+        if moved:
+            self.loads[claim.worker].outputs += moved
+            self._changed()
 
     # -- effects
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..postprocess import MISSING_PYAV, OUTPUT_TYPES, VIDEO_TYPE, has_pyav
 from .errors import RequestError
-from .strict import Strict, choice, flag, nearest, number, option, table, text, whole
+from .strict import Strict, choice, flag, names_of, nearest, number, option, table, text, whole
 
 PROMPT_LIMIT = 20_000
 """Characters of a prompt; text encoders read some hundred tokens at most."""
@@ -146,8 +146,7 @@ class DiffusionRequest(Strict):
                     f"a DiffusionRequest is complete; {', '.join(params)} cannot be given beside it"
                 )
             return prompt
-        own = {field.name for field in dataclasses.fields(cls)}
-        sampling_names = {field.name for field in dataclasses.fields(SamplingParams)}
+        own, sampling_names = names_of(cls), names_of(SamplingParams)
         sampling: dict[str, Any] = {}
         request: dict[str, Any] = {}
         for name, value in params.items():

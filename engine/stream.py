@@ -83,8 +83,8 @@ class RequestStream:
         mailbox = self._claim.mailbox
         mailbox.refuse_chunks()
         if self._result is None:
-            while not mailbox.settled:
-                await self._wait()
+            if not await mailbox.wait_settled(self._claim.deadline):
+                self._expire()
             if mailbox.error is None:
                 try:
                     self._result = await self._finish()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import reprlib
 import sys
@@ -41,15 +42,28 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f"did you mean {' or '.join(map(repr, close[:3]))}?"
 
 
+@functools.cache
+def names_of(cls: type) -> frozenset[str]:
+    """Return the names of a dataclass's fields; `dataclasses.fields` looks for them each time."""
+    return frozenset(field.name for field in dataclasses.fields(cls))
+
+
+@functools.cache
+def _checks_of(cls: type) -> tuple[tuple[str, Check], ...]:
+    """Return the fields of a `Strict` class that have checks, with these."""
+    checks = ((field.name, field.metadata.get("check")) for field in dataclasses.fields(cls))
+    return tuple((name, check) for name, check in checks if check is not None)
+
+
 class _StrictMeta(type):
     """Refuses unknown keyword arguments by naming the nearest known one; `TypeError` would only
     name the culprit."""
 
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
-        fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        for name in kwargs:
-            if name not in fields:
-                raise cls.error(f"unknown {cls.noun} {name!r}: {nearest(name, fields)}")  # type: ignore[attr-defined]
+        names = names_of(cls)  # type: ignore[arg-type]
+        if not kwargs.keys() <= names:
+            name = next(name for name in kwargs if name not in names)
+            raise cls.error(f"unknown {cls.noun} {name!r}: {nearest(name, names)}")  # type: ignore[attr-defined]
         return super().__call__(*args, **kwargs)  # type: ignore[misc, no-any-return]
 
 
@@ -61,17 +75,14 @@ class Strict(metaclass=_StrictMeta):
     noun: ClassVar[str] = "field"
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            check = field.metadata.get("check")
-            if check is None:
-                continue
-            value = getattr(self, field.name)
+        for name, check in _checks_of(type(self)):
+            value = getattr(self, name)
             try:
-                object.__setattr__(self, field.name, check(value))
+                checked = check(value)
             except ValueError as wrong:
-                raise self.error(
-                    f"{field.name} must be {wrong}, not {reprlib.repr(value)}"
-                ) from None
+                raise self.error(f"{name} must be {wrong}, not {reprlib.repr(value)}") from None
+            if checked is not value:
+                object.__setattr__(self, name, checked)
 
 
 def whole(low: int, high: int | None = None, *, optional: bool = False) -> Check:

@@ -158,12 +158,16 @@ class RingExecutor:
         self.links[worker].cancel(request)
 
     async def receive(self) -> Sequence[tuple[int, AsyncDiffusionOutput]]:
-        """See `DiffusionExecutor.receive`."""
+        """See `DiffusionExecutor.receive`.
+
+        Whoever was woken by what came before has its turn first: meanwhile more may come, and who
+        finds something there need not go to sleep.
+        """
+        await trio.lowlevel.checkpoint()
         while True:
             dead = [link.death for link in self.links if link.death is not None]
             received = [(link.index, message) for link in self.links for message in link.drain()]
             if received:
-                await trio.lowlevel.checkpoint()
                 return [(worker, m) for worker, m in received if not self._is_answer(worker, m)]
             if dead:  # looked up before the drain, so nothing that it sent is lost
                 raise dead[0].again()
