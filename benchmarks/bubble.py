@@ -17,6 +17,7 @@ import json
 import os
 import resource
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +37,9 @@ class Observation:
 
     submitted: int
     finished: int
+    worker: int
     forward: tuple[int, int]
+    copy: tuple[int, int]
     to_engine: float
     bad: bool
 
@@ -51,10 +54,8 @@ class Run:
     peak_rss_mb: dict[str, float] = field(default_factory=dict)
 
 
-def cpu_seconds(pid: int | None) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the CPU time that a process has used."""
-    if pid is None:
-        return 0.0
     fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()  # noqa: SIM115
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
 
@@ -96,7 +97,7 @@ async def measure(engine: DiffusionEngine, arguments: argparse.Namespace, dtype:
     """Keep `concurrency` callers busy until `requests` are done."""
     run = Run()
     seeds = iter(range(1, arguments.requests + 1))
-    worker_pid = engine.statistics().workers[0].pid
+    pids = [worker.pid for worker in engine.statistics().workers if worker.pid is not None]
     check = not arguments.no_check
 
     async def caller() -> None:
@@ -110,7 +111,9 @@ async def measure(engine: DiffusionEngine, arguments: argparse.Namespace, dtype:
                 Observation(
                     submitted,
                     finished,
+                    trace.worker,
                     (trace.forward_start, trace.forward_end),
+                    (trace.copy_start, trace.copy_end),
                     result.timings.output,
                     bad,
                 )
@@ -121,16 +124,19 @@ async def measure(engine: DiffusionEngine, arguments: argparse.Namespace, dtype:
             return is_wrong(result, dtype, arguments.shape)
         return await trio.to_thread.run_sync(is_wrong, result, dtype, arguments.shape)
 
-    before = {"engine": cpu_seconds(os.getpid()), "worker": cpu_seconds(worker_pid)}
+    def used() -> dict[str, float]:
+        return {"engine": cpu_seconds(os.getpid()), "worker": sum(map(cpu_seconds, pids))}
+
+    before = used()
     began = time.monotonic()
     async with trio.open_nursery() as nursery:
         for _ in range(arguments.concurrency):
             nursery.start_soon(caller)
     run.wall_s = time.monotonic() - began
-    after = {"engine": cpu_seconds(os.getpid()), "worker": cpu_seconds(worker_pid)}
+    after = used()
     run.cores = {who: (after[who] - before[who]) / run.wall_s for who in before}
     run.peak_rss_mb["engine"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    run.peak_rss_mb["worker"] = 0.0 if worker_pid is None else peak_rss_mb(worker_pid)
+    run.peak_rss_mb["worker"] = max(map(peak_rss_mb, pids), default=0.0)
     return run
 
 
@@ -146,22 +152,27 @@ def percentiles(values: list[float], *names: str) -> dict[str, float]:
     return {name: round(float(every[name]), 3) for name in names}
 
 
-def waves_of(run: Run) -> list[tuple[int, int]]:
-    """Return when each wave began and ended on the device; requests of a wave share their start."""
+def waves_of(observations: Iterable[Observation]) -> list[tuple[int, int]]:
+    """Return when each wave of a worker began and ended on the device; requests of a wave share
+    their start."""
     ends: dict[int, int] = {}
-    for start, end in (o.forward for o in run.observations):
+    for start, end in (o.forward for o in observations):
         ends[start] = max(end, ends.get(start, 0))
     return sorted(ends.items())
 
 
 def report(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
     """Condense a run."""
-    waves = waves_of(run)
-    gaps = [(b[0] - a[1]) / 1e6 for a, b in itertools.pairwise(waves)]
+    by_worker: dict[int, list[Observation]] = {}
+    for observation in run.observations:
+        by_worker.setdefault(observation.worker, []).append(observation)
+    each = [waves_of(observations) for observations in by_worker.values()]
+    waves = [wave for one in each for wave in one]
+    gaps = [(b[0] - a[1]) / 1e6 for one in each for a, b in itertools.pairwise(one)]
     lengths = [(end - start) / 1e6 for start, end in waves]
-    span = (waves[-1][1] - waves[0][0]) / 1e6
+    span = sum(one[-1][1] - one[0][0] for one in each) / 1e6
     forward = float(np.mean(lengths))
-    per_wave = len(run.observations) / len(waves)
+    per_wave = len(each) * len(run.observations) / len(waves)
     return {
         "command": dict(vars(arguments)),
         "requests_per_s": round(len(run.observations) / run.wall_s, 2),
@@ -175,6 +186,10 @@ def report(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
         "forward_end_to_engine_ms": percentiles(
             [o.to_engine * 1e3 for o in run.observations], "p50", "p99", "max"
         ),
+        "forward_end_to_copy_ms": percentiles(
+            [(o.copy[0] - o.forward[1]) / 1e6 for o in run.observations], "p50", "p99"
+        ),
+        "copy_ms": percentiles([(o.copy[1] - o.copy[0]) / 1e6 for o in run.observations], "p50"),
         "cpu_cores_used": {who: round(cores, 3) for who, cores in run.cores.items()},
         "peak_rss_mb": {who: round(mb, 1) for who, mb in run.peak_rss_mb.items()},
         "bad_outputs": None if arguments.no_check else sum(o.bad for o in run.observations),
@@ -195,6 +210,7 @@ def parse() -> argparse.Namespace:
         "--shape", type=lambda t: tuple(map(int, t.split(","))), default=(1, 3, 1024, 1024)
     )
     parser.add_argument("--dtype", choices=sorted(LONG_NAMES), default="bf16")
+    parser.add_argument("--workers", type=int, default=1, help="each on a device of its own")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--host-sync", choices=["none", "end", "step"], default="none")
@@ -218,12 +234,12 @@ async def main(arguments: argparse.Namespace) -> None:
             "host_sync": arguments.host_sync,
         },
         executor=arguments.executor,
+        num_workers=arguments.workers,
         device=arguments.device,
         mode=arguments.mode,
         dispatch_depth=arguments.depth,
         max_num_seqs=arguments.max_num_seqs,
         device_stage=arguments.device_stage == "on",
-        output_ring_bytes=max(256 << 20, 8 * int(np.prod(arguments.shape)) * 4),
     )
     async with open_engine(config) as engine:
         run = await measure(engine, arguments, LONG_NAMES[arguments.dtype])
