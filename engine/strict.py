@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 T = TypeVar("T")
 Check = Callable[[Any], Any]
 
+_NO_DEFAULT = object()
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -49,10 +50,23 @@ def names_of(cls: type) -> frozenset[str]:
 
 
 @functools.cache
-def _checks_of(cls: type) -> tuple[tuple[str, Check], ...]:
-    """Return the fields of a `Strict` class that have checks, with these."""
-    checks = ((field.name, field.metadata.get("check")) for field in dataclasses.fields(cls))
-    return tuple((name, check) for name, check in checks if check is not None)
+def _checks_of(cls: type) -> tuple[tuple[str, Check, Any], ...]:
+    """Return the fields of a `Strict` class that have checks, with these, and with their defaults
+    if these need no check."""
+    checks = ((field, field.metadata.get("check")) for field in dataclasses.fields(cls))
+    return tuple(
+        (field.name, check, _good_default(field, check))
+        for field, check in checks
+        if check is not None
+    )
+
+
+def _good_default(field: dataclasses.Field[Any], check: Check) -> Any:
+    """Return a default that its check accepts as it is, else something that no field can be."""
+    try:
+        return field.default if check(field.default) is field.default else _NO_DEFAULT
+    except ValueError:
+        return _NO_DEFAULT
 
 
 class _StrictMeta(type):
@@ -75,8 +89,10 @@ class Strict(metaclass=_StrictMeta):
     noun: ClassVar[str] = "field"
 
     def __post_init__(self) -> None:
-        for name, check in _checks_of(type(self)):
+        for name, check, good in _checks_of(type(self)):
             value = getattr(self, name)
+            if value is good:
+                continue
             try:
                 checked = check(value)
             except ValueError as wrong:

@@ -70,6 +70,8 @@ class RequestScheduler(BaseScheduler):
 
     def _pick(self, now: float, room: int) -> list[SchedulerRequestState]:
         size = min(room, self._max_num_seqs)
+        if size == 1:  # whoever is first needs no company
+            return [min(self._waiting.values(), key=lambda state: self.rank(state, now))]
         for group in self._groups(now):
             if len(group) >= size or self._ripe_at(group) <= now:
                 return group[:size]
