@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,18 +82,36 @@ class Busy:
         return round(statistics.mean(inner), 1) if inner else None
 
 
-def row(name: str, setting: tuple[int, int], concurrency: int, measured: Any) -> dict[str, Any]:
+@dataclass
+class Measured:
+    """What one row shows.
+
+    Attributes:
+      seconds: in which `latencies` were had.
+      latencies: of each picture, s.
+      first: those of the pictures before, the first of their kind.
+    """
+
+    seconds: float
+    latencies: list[float]
+    first: list[float]
+    busy: Busy
+
+
+def row(
+    name: str, setting: tuple[int, int], concurrency: int, measured: Measured
+) -> dict[str, Any]:
     """Make a row of the result."""
     size, steps = setting
-    count, seconds, latencies, busy = measured
     return {
         "runs": name,
         "size": size,
         "steps": steps,
         "concurrency": concurrency,
-        "pictures_per_s": round(count / seconds, 3),
-        "latency_ms": round(1e3 * statistics.median(latencies), 1),
-        "gpu_busy": busy.percent,
+        "pictures_per_s": round(len(measured.latencies) / measured.seconds, 3),
+        "latency_ms": round(1e3 * statistics.median(measured.latencies), 1),
+        "first_ms": [round(1e3 * latency, 1) for latency in measured.first],
+        "gpu_busy": measured.busy.percent,
     }
 
 
@@ -126,10 +145,9 @@ def plain(arguments: argparse.Namespace, settings: list[tuple[int, int]]) -> lis
         return [one(pipe, setting, index) for index in indices]
 
     for setting in settings:
-        one(pipe, setting, 0)
-        one_s = one(pipe, setting, 1)
+        first = [one(pipe, setting, index) for index in range(2)]
         for name, threads in (("plain loop", 1), ("plain, 4 threads", THREADS)):
-            count = max(threads, math.ceil(arguments.seconds / one_s))
+            count = max(threads, math.ceil(arguments.seconds / first[-1]))
             busy = Busy()
             with busy.sampling(arguments.device), ThreadPoolExecutor(threads) as pool:
                 began = time.perf_counter()
@@ -139,7 +157,8 @@ def plain(arguments: argparse.Namespace, settings: list[tuple[int, int]]) -> lis
                 ]
                 latencies = [latency for job in jobs for latency in job.result()]
                 seconds = time.perf_counter() - began
-            rows.append(row(name, setting, threads, (count, seconds, latencies, busy)))
+            measured = Measured(seconds, latencies, first, busy)
+            rows.append(row(name, setting, threads, measured))
             print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
@@ -157,7 +176,7 @@ def _twin(pipe: Any) -> Any:
 
 async def measured(
     engine: DiffusionEngine, arguments: argparse.Namespace, setting: tuple[int, int], callers: int
-) -> tuple[int, float, list[float], Busy]:
+) -> Measured:
     """Run callers that each ask for one picture after the other."""
     size, steps = setting
     numbers = itertools.count()
@@ -174,7 +193,6 @@ async def measured(
     async def run(count: int) -> float:
         nonlocal numbers
         numbers = itertools.count()
-        latencies.clear()
         began = time.perf_counter()
         async with trio.open_nursery() as nursery:
             for _ in range(callers):
@@ -183,11 +201,13 @@ async def measured(
 
     for _ in range(arguments.warm):
         one_s = await run(2 * callers) / (2 * callers)
+    first = latencies.copy()
+    latencies.clear()
     count = count_for(arguments, one_s, callers)
     busy = Busy()
     with busy.sampling(arguments.device):
         seconds = await run(count)
-    return count, seconds, list(latencies), busy
+    return Measured(seconds, latencies, first, busy)
 
 
 async def served(
