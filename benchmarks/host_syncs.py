@@ -31,7 +31,8 @@ from sidestream.workers.model_runner import DiffusionModelRunner, RunnerOutput, 
 from sidestream.workers.models import load_pipeline
 from sidestream.workers.platform import platform_for
 
-PAGE = Path(__file__).parent.parent / "docs/host-syncs.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/host-syncs.md"
 REGION = re.compile(r"(<!-- host syncs: begin -->\n).*(<!-- host syncs: end -->)", re.DOTALL)
 
 CLASSIC = (
@@ -69,7 +70,7 @@ class Places:
             name = frame.filename
             if "/torch/" in name or name == __file__ or name.endswith("/warnings.py"):
                 continue
-            short = re.sub(r".*/(site-packages|main)/", "", name)
+            short = re.sub(r".*/site-packages/", "", name).removeprefix(f"{ROOT}/")
             line = (frame.line or "").strip()
             self.counts[f"{short}:{frame.lineno} `{line}`"] += 1
             return
