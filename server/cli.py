@@ -15,7 +15,8 @@ import click
 import trio
 
 from ..engine import ConfigError, EngineConfig, SidestreamError
-from ..engine.cli.arguments import Assignment
+from ..engine.cli.arguments import CONFIG_OPTIONS, TABLES, Assignment, read_assignments
+from ..engine.cli.options import engine_options, existing_file
 from .app import create_app
 from .config import ServerConfig
 from .keeper import EngineKeeper
@@ -27,12 +28,13 @@ EXAMPLES = """\b
 Examples:
   sidestream serve shapes --executor mp --mode step --batch 4
   sidestream serve /models/sdxl --executor mp --num-workers 2 --port 8080
+  sidestream serve /models/sdxl --lora ink=/adapters/ink.safetensors --lora pixel=owner/name
   sidestream serve --config server.toml --set server.max_steps=50
 """
 
-ENGINE_OPTIONS = ("model", "executor", "device", "dtype", "num_workers", "max_num_seqs", "mode")
 SERVER_OPTIONS = ("host", "port", "api_keys")
 """Options that are named like the setting that they set."""
+SERVER_TABLES = ("server", *TABLES)
 
 
 @click.command(epilog=EXAMPLES)
@@ -48,25 +50,10 @@ SERVER_OPTIONS = ("host", "port", "api_keys")
     help="A key that clients may have; can be repeated. Other users of the machine can read command"
     " lines, so rather set SIDESTREAM_API_KEYS.  [default: no key needed]",
 )
-@click.option("--executor", metavar="NAME", help="'uni' or 'mp'.  [default: uni]")
-@click.option("--device", metavar="NAME", help="'cpu', 'cuda' or 'cuda:1'.  [default: auto]")
-@click.option("--dtype", metavar="NAME", help="Of the weights: 'fp32', 'bf16' or 'fp16'.")
-@click.option("--num-workers", type=int, metavar="N", help="Workers, each with the whole model.")
-@click.option(
-    "--batch",
-    "max_num_seqs",
-    type=int,
-    metavar="N",
-    help="Requests that run together.  [default: 1]",
-)
-@click.option(
-    "--mode",
-    type=click.Choice(["request", "step"]),
-    help="Run whole requests, or step by step, which previews need.  [default: request]",
-)
+@engine_options
 @click.option(
     "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=existing_file(),
     help="TOML file: settings of the engine, and of the server in the table [server].",
 )
 @click.option(
@@ -104,21 +91,17 @@ def read_settings(options: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfi
     Raises:
       ConfigError: a setting is unknown or not valid.
     """
-    engine = _read_file(options["config"])
-    tables = {name: dict(engine.pop(name, {})) for name in ("server", "model_options")}
-    for key, value in options["settings"]:
-        table, _, name = key.partition(".")
-        if name and table in tables:
-            tables[table][name] = value
-        else:
-            engine[key] = value
-    engine |= {name: options[name] for name in ENGINE_OPTIONS if options[name] is not None}
-    server = tables["server"] | {
+    file = _read_file(options["config"])
+    assigned, entries = read_assignments(options["settings"], SERVER_TABLES)
+    entries["lora"] |= dict(options["lora"])
+    tables = {name: file.pop(name, {}) | entries[name] for name in SERVER_TABLES}
+    server = tables.pop("server") | {
         name: options[name] for name in SERVER_OPTIONS if options[name] not in (None, ())
     }
     if options["json_logs"]:
         server["json_logs"] = True
-    return EngineConfig(model_options=tables["model_options"], **engine), ServerConfig(**server)
+    chosen = {name: options[name] for name in CONFIG_OPTIONS if options[name] is not None}
+    return EngineConfig(**tables | file | assigned | chosen), ServerConfig(**server)
 
 
 def _read_file(path: Path | None) -> dict[str, Any]:
@@ -128,7 +111,7 @@ def _read_file(path: Path | None) -> dict[str, Any]:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    for name in ("server", "model_options"):
+    for name in SERVER_TABLES:
         if not isinstance(settings.get(name, {}), dict):
             raise ConfigError(f"{path}: {name} must be a table")
     return settings

@@ -19,11 +19,14 @@ from ..request import DiffusionRequest
 if TYPE_CHECKING:  # generic for type checkers only, in some releases of click
     SizeType = click.ParamType[tuple[int, int]]
     AssignmentType = click.ParamType[tuple[str, Any]]
+    AdapterType = click.ParamType[tuple[str, str]]
 else:
-    SizeType = AssignmentType = click.ParamType
+    SizeType = AssignmentType = AdapterType = click.ParamType
 
 CONFIG_OPTIONS = ("model", "executor", "device", "dtype", "num_workers", "max_num_seqs", "mode")
 """Options that are named like the field of `EngineConfig` that they set."""
+TABLES = ("model_options", "lora")
+"""Fields of `EngineConfig` whose entries can be set one by one, as ``TABLE.NAME``."""
 
 
 class Size(SizeType):
@@ -60,6 +63,21 @@ class Assignment(AssignmentType):
             return key, text
 
 
+class Adapter(AdapterType):
+    """``NAME=PLACE``: what an adapter is called, and where it is."""
+
+    name = "NAME=PATH"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Return (name, place)."""
+        name, _, place = str(value).partition("=")
+        if not name or not place:
+            self.fail(f"{value!r} is not NAME=PATH", param, ctx)
+        return name, place
+
+
 PREVIEWS = 8
 """How many previews of an output there are, unless it is said after how many steps they come."""
 
@@ -83,19 +101,34 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
       ConfigError: a setting is unknown or not valid.
       click.UsageError: previews are wanted where there are none.
     """
-    settings: dict[str, Any] = {}
-    model_options: dict[str, Any] = {}
-    for key, value in options["settings"]:
-        table, _, name = key.partition(".")
-        if table == "model_options" and name:
-            model_options[name] = value
-        else:
-            settings[key] = value
+    settings, tables = read_assignments(options["settings"], TABLES)
+    tables["lora"] |= dict(options["lora"])
     settings |= {name: options[name] for name in CONFIG_OPTIONS if options[name] is not None}
     config = EngineConfig.load(options["config"] or {}, **settings)
     if config.mode != "step" and (options["preview"] or options["preview_every"]):
         raise click.UsageError("--preview needs --mode step")
-    return EngineConfig.load(config, model_options=config.model_options | model_options)
+    merged = {name: getattr(config, name) | table for name, table in tables.items()}
+    return EngineConfig.load(config, **merged)
+
+
+def read_assignments(
+    assignments: Iterable[tuple[str, Any]], tables: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Sort what ``--set`` says into settings and entries of tables.
+
+    Args:
+      assignments: keys and values.
+      tables: names that may be followed by a dot and the name of an entry.
+    """
+    settings: dict[str, Any] = {}
+    entries: dict[str, dict[str, Any]] = {table: {} for table in tables}
+    for key, value in assignments:
+        table, _, name = key.partition(".")
+        if name and table in entries:
+            entries[table][name] = value
+        else:
+            settings[key] = value
+    return settings, entries
 
 
 def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[DiffusionRequest]:
@@ -107,6 +140,7 @@ def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[Diff
     width, height = options["size"] or (None, None)
     every = options["preview_every"]
     extra = dict(options["arguments"])
+    lora = {name: 1.0 for name, _ in options["lora"]} | dict(options["scales"])
     output: dict[str, Any] = {"output_type": "uint8"}
     if options["file_format"] == "mp4":
         encoding = {name: options[name] for name in ("quality", "fps")}
@@ -128,6 +162,7 @@ def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[Diff
                 **output,
                 preview_steps=PREVIEWS if options["preview"] and not every else 0,
                 preview_every=every or 0,
+                lora=lora,
                 extra_args=extra,
             )
             for seed in range(first, first + options["count"])

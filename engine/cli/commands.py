@@ -32,6 +32,7 @@ Examples:
   sidestream generate "a large red circle above a small blue square" -n 4
   sidestream generate -f prompts.txt -o out/ --executor mp --batch 4 --seed 1
   sidestream generate "a lighthouse" --model /models/sdxl --steps 28 --size 1024x1024
+  sidestream generate "a lighthouse" --model /models/sdxl --lora ink=ink.safetensors
   sidestream generate "waves" --model /models/wan --arg num_frames=33 --format mp4
   sidestream generate -f prompts.txt --mode step --batch 4 --preview
   sidestream generate "a cat" --config engine.toml --set output_ring_bytes=1073741824

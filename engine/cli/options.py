@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from .arguments import Assignment, Size
+from .arguments import Adapter, Assignment, Size
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
@@ -65,14 +65,23 @@ sampling_options: Decorator[Any] = together(
         multiple=True,
         help="Further argument of the pipeline, such as num_frames=33.",
     ),
+    option(
+        "--lora-scale",
+        "scales",
+        type=Assignment(),
+        multiple=True,
+        metavar="NAME=X",
+        help="How strong an adapter is to be.  [default: 1 for those of --lora, 0 for others]",
+    ),
 )
 
-model_options: Decorator[Any] = together(
+engine_options: Decorator[Any] = together(
     option(
-        "--model",
-        metavar="NAME",
-        help="Directory or hub id of a diffusers model, 'package.module:factory', 'shapes',"
-        " 'random:FAMILY' or 'synthetic'.  [default: shapes]",
+        "--lora",
+        type=Adapter(),
+        multiple=True,
+        help="Load an adapter beside the model, from a file, a directory or the hub; can be"
+        " repeated.",
     ),
     option(
         "--executor",
@@ -95,6 +104,16 @@ model_options: Decorator[Any] = together(
         help="Run whole requests, or step by step: later ones join at once, and there are previews."
         "  [default: request]",
     ),
+)
+
+model_options: Decorator[Any] = together(
+    option(
+        "--model",
+        metavar="NAME",
+        help="Directory or hub id of a diffusers model, 'package.module:factory', 'shapes',"
+        " 'random:FAMILY' or 'synthetic'.  [default: shapes]",
+    ),
+    engine_options,
 )
 
 setting_options: Decorator[Any] = together(

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from sidestream.engine import ConfigError
 from sidestream.engine.cli import cli, main
 from sidestream.server.cli import read_settings, serve
 
@@ -150,12 +151,23 @@ def test_settings_come_from_the_file_then_set_then_options(tmp_path):
     )
     arguments = ["--config", str(path), "--set", "server.max_n=4", "--set", "server.port=2"]
     arguments += ["--set", "model_options.forward_ms=5", "--port", "3", "--batch", "8"]
+    arguments += ["--lora", "ink=a.safetensors", "--set", "lora.gold=owner/name"]
     with serve.make_context("serve", ["shapes", *arguments]) as context:
         engine, server = read_settings(context.params)
     assert (engine.model, engine.max_num_seqs) == ("shapes", 8)
     assert engine.model_options == {"steps": 3, "forward_ms": 5}
+    assert engine.lora == {"ink": "a.safetensors", "gold": "owner/name"}
     assert (server.port, server.max_n, server.max_steps) == (3, 4, 3)
     assert server.api_keys == ("file",)
+
+
+@pytest.mark.parametrize("name", ["model_options", "lora"])
+def test_a_table_that_is_none_is_refused_by_name(name):
+    with (
+        serve.make_context("serve", ["--set", f"{name}=5"]) as context,
+        pytest.raises(ConfigError, match=f"{name} must be a table"),
+    ):
+        read_settings(context.params)
 
 
 def test_keys_come_from_the_environment(monkeypatch):

@@ -9,6 +9,7 @@ from sidestream.engine.cli import cli, main
 from sidestream.engine.cli.arguments import (
     CONFIG_OPTIONS,
     PREVIEWS,
+    Adapter,
     Assignment,
     Size,
     engine_config,
@@ -21,6 +22,8 @@ NOTHING = {
     "settings": (),
     "config": None,
     "arguments": (),
+    "lora": (),
+    "scales": (),
     "image": None,
     "size": None,
     "negative_prompt": None,
@@ -91,6 +94,30 @@ def test_options_win_over_settings_and_settings_over_the_file(tmp_path):
     config = engine_config(NOTHING | {"config": file, "settings": settings, "dtype": "bf16"})
     assert (config.model, config.executor, config.dtype) == ("synthetic", "uni", "bf16")
     assert config.model_options == {"steps": 5, "dtype": "bf16"}
+
+
+def test_adapters_come_from_the_file_from_settings_and_from_options(tmp_path):
+    file = tmp_path / "engine.toml"
+    file.write_text('[lora]\nink = "a"\npixel = "owner/name"\n')
+    options = {
+        "config": file,
+        "settings": (("lora.ink", "b"), ("lora.gold", "c")),
+        "lora": (("gold", "d=e"),),
+    }
+    config = engine_config(NOTHING | options)
+    assert config.lora == {"ink": "b", "pixel": "owner/name", "gold": "d=e"}
+    scales = (("pixel", 0.5), ("gold", 2))
+    (request,) = requests_of(["a"], NOTHING | options | {"scales": scales})
+    assert request.sampling.lora == {"gold": 2.0, "pixel": 0.5}
+    (request,) = requests_of(["a"], NOTHING | options)
+    assert request.sampling.lora == {"gold": 1.0}
+
+
+def test_adapters_are_given_as_name_and_place():
+    assert Adapter().convert("ink=a=b.safetensors", None, None) == ("ink", "a=b.safetensors")
+    for wrong in ("ink", "ink=", "=a", ""):
+        with pytest.raises(click.BadParameter, match="is not NAME=PATH"):
+            Adapter().convert(wrong, None, None)
 
 
 def test_an_unknown_setting_is_refused_and_the_nearest_named():
