@@ -75,6 +75,11 @@ class DiffusionWorker:
             graph_budget=configuration.graph_budget,
         )
         self._capabilities = self._runner.capabilities()
+        own_steps = configuration.mode == "step" and self._capabilities["step_protocol"]
+        if own_steps and self._capabilities["lora"]:
+            raise ValueError(
+                "lora: in step mode, a pipeline that runs its own steps has no adapters"
+            )
         self._defaults = dict(getattr(pipeline, "sidestream_defaults", None) or {})
         self._inputs = InputStore(segment.inputs, device)
         outputs = segment.outputs

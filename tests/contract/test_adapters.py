@@ -10,6 +10,7 @@ import trio
 from sidestream.engine import RequestError, StartupError, open_engine
 
 from ..harness.adapters import choose, load, save_adapters
+from ..harness.engines import offer_pipelines
 from ..harness.surroundings import assert_idle, nothing_left
 
 SETS = [{}, {"style": 1.0}, {"detail": 0.5, "style": 0.7}, {"style": 0.25}]
@@ -89,3 +90,13 @@ async def test_an_adapter_that_cannot_be_loaded_is_named_at_the_start(tmp_path, 
             model="random:sd15", lora={"style": missing}, device="cpu", executor=executor
         ):
             raise AssertionError("it started")
+
+
+async def test_a_pipeline_that_runs_its_own_steps_cannot_have_them_there(monkeypatch):
+    offer_pipelines(monkeypatch)
+    settings = {"model": "painters:adapted", "device": "cpu", "warmup": False}
+    with pytest.raises(StartupError, match="lora: in step mode, a pipeline that runs its own"):
+        async with open_engine(settings, mode="step"):
+            raise AssertionError("it started")
+    async with open_engine(settings) as engine:
+        assert engine.capabilities["lora"] == ["style"]

@@ -27,3 +27,10 @@ def painter(device: str, **options: Any) -> PaintingPipeline:
     pipeline = synthetic.load(options, device=device, dtype=None)
     pipeline.__class__ = PaintingPipeline
     return pipeline  # type: ignore[return-value]
+
+
+def adapted(device: str) -> PaintingPipeline:
+    """Make one that says that it has an adapter."""
+    pipeline: Any = painter(device)
+    pipeline.sidestream_lora = ("style",)
+    return pipeline  # type: ignore[no-any-return]
