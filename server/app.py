@@ -16,6 +16,7 @@ from ..engine import ConfigError, DiffusionEngine
 from .access_log import AccessLog
 from .bodies import BodyLimit, DiscardUnread
 from .config import ServerConfig
+from .description import DescribedApp
 from .disconnect import CancelOnDisconnect
 from .errors import add_handlers
 from .gate import Gate
@@ -57,7 +58,8 @@ def create_app(
     config = config or ServerConfig()
     telemetry = _telemetry(config, tracer_provider)
     service = Service(config, engine, telemetry)
-    app = FastAPI(
+    app = DescribedApp(
+        keys_needed=bool(config.api_keys),
         title="sidestream",
         version=version("sidestream"),
         docs_url=None,  # they load scripts from elsewhere

@@ -11,10 +11,10 @@ import trio
 from PIL import Image
 
 from sidestream.engine import ConfigError, EngineClosedError, open_engine
-from sidestream.server import ServerConfig
+from sidestream.server import ServerConfig, create_app
 
 from ..harness.engines import LONG, offer_pipelines, painting, synthetic
-from ..harness.http import EDITS, GENERATIONS, asgi_client, png
+from ..harness.http import EDITS, GENERATIONS, asgi_client, client_of, png
 from ..harness.surroundings import assert_idle, settled
 
 
@@ -228,6 +228,34 @@ async def test_a_key_is_asked_for_everywhere_but_at_probes():
         for key in keys:
             headers = {"Authorization": f"Bearer {key}"}
             assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_the_description_says_where_a_key_is_needed():
+    described = {}
+    for keys in ((), ("first-key",)):
+        app = create_app(config=ServerConfig(api_keys=keys))
+        async with client_of(app) as client:
+            headers = {"Authorization": "Bearer first-key"}
+            described[keys] = (await client.get("/openapi.json", headers=headers)).json()
+            for path, operations in described[keys]["paths"].items():
+                if "get" in operations and "{" not in path:
+                    answer = await client.get(path)
+                    needed = "security" in operations["get"]
+                    assert needed == (answer.status_code == 401), path
+    without, keyed = described.values()
+    assert "securitySchemes" not in without["components"]
+    (scheme,) = keyed["components"]["securitySchemes"]
+    assert keyed["components"]["securitySchemes"][scheme]["scheme"] == "bearer"
+    open_paths = set()
+    for path, operations in keyed["paths"].items():
+        for operation in operations.values():
+            if "security" in operation:
+                assert operation["security"] == [{scheme: []}]
+                content = operation["responses"]["401"]["content"]["application/json"]
+                assert content["schema"] == {"$ref": "#/components/schemas/ErrorAnswer"}
+            else:
+                open_paths.add(path)
+    assert open_paths == {"/livez", "/readyz", "/health"}
 
 
 @pytest.mark.parametrize(
