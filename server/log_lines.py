@@ -44,6 +44,8 @@ def record_fields(record: RequestRecord) -> dict[str, Any]:
         fields["steps"] = record.step
     for name, (begin, end) in record.phases.items():
         fields[f"{name}_ms"] = _milliseconds(end - begin)
+    if record.abort_seconds is not None:
+        fields["abort_ms"] = round(record.abort_seconds * 1e3, 3)
     return fields
 
 

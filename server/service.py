@@ -206,7 +206,7 @@ class Service:
                 raise
             record.end("cancelled")
             with trio.move_on_after(ABORT_PATIENCE, shield=True):
-                await self._see_it_end(engine, request.request_id)
+                await self._see_it_end(engine, record)
             raise
         finally:
             if not record.ended:
@@ -248,11 +248,12 @@ class Service:
             self.metrics.abort_seconds.observe(trio.current_time() - began)
         return cancelled
 
-    async def _see_it_end(self, engine: DiffusionEngine, request_id: str) -> None:
+    async def _see_it_end(self, engine: DiffusionEngine, record: RequestRecord) -> None:
         """Measure how long the worker takes to let go of what nobody wants any more."""
         left = trio.current_time()
-        await engine.abort(request_id)
-        self.metrics.abort_seconds.observe(trio.current_time() - left)
+        await engine.abort(record.request_id)
+        record.abort_seconds = trio.current_time() - left
+        self.metrics.abort_seconds.observe(record.abort_seconds)
 
     @contextmanager
     def encoding(self) -> Iterator[None]:

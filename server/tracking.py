@@ -55,6 +55,8 @@ class RequestRecord:
     trace: RequestTrace | None = None
     timings: RequestTimings | None = None
     """Of what has been completed."""
+    abort_seconds: float | None = None
+    """From its client's leaving until the worker let go."""
 
     @property
     def ended(self) -> bool:

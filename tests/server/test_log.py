@@ -86,9 +86,10 @@ async def test_a_line_tells_how_far_a_request_came(lines):
             failed, waited, ran, looked = await lines(4)
     assert (failed["outcome"], failed["error"]) == ("failed", "ExecutionError")
     assert list(failed)[-2:] == ["queued_ms", "forward_ms"]
-    assert list(waited)[-2:] == ["outcome", "queued_ms"]  # no worker has had it
+    assert list(waited)[-3:] == ["outcome", "queued_ms", "abort_ms"]  # no worker has had it
     assert (ran["outcome"], ran["worker"]) == ("cancelled", 0)
-    assert list(ran)[-2:] == ["queued_ms", "forward_ms"]
+    assert list(ran)[-3:] == ["queued_ms", "forward_ms", "abort_ms"]
+    assert 0 <= waited["abort_ms"] <= waited["seconds"] * 1000
     assert list(looked) == HTTP
 
 
