@@ -17,6 +17,7 @@ from .errors import (
     EngineClosedError as EngineClosedError,
     EngineDeadError as EngineDeadError,
     ExecutionError as ExecutionError,
+    OutputError as OutputError,
     RequestAborted as RequestAborted,
     RequestError as RequestError,
     SidestreamError as SidestreamError,

@@ -100,6 +100,7 @@ class DiffusionEngine:
           RequestError: the request cannot be run as it stands.
           EngineBusyError: the queue is full.
           ExecutionError: the pipeline raised; the engine goes on.
+          OutputError: what it made cannot be turned into what the request asked for.
           RequestAborted: somebody called `abort`.
           DeadlineExceededError: the request's deadline passed.
           WorkerDiedError: the worker has gone.

@@ -61,6 +61,11 @@ class ExecutionError(SidestreamError):
         self.add_note(f"In the worker:\n{remote_traceback.rstrip()}")
 
 
+class OutputError(SidestreamError):
+    """What the pipeline made cannot be turned into the `output_type` of the request; `__cause__`
+    says why."""
+
+
 def _told_by(kind: str, text: str) -> str:
     """Return what a traceback ends with: the exception's class and its message, of any lines."""
     lines = text.splitlines()

@@ -8,6 +8,7 @@ it, and so are outputs that nobody has come for yet.
 from __future__ import annotations
 
 import functools
+import traceback
 from typing import Any
 
 import trio
@@ -15,6 +16,7 @@ import trio
 from ..ipc_ext.tensors import HostTensor
 from ..postprocess import Postprocessor
 from .delivery import Claim
+from .errors import OutputError
 from .executor import DiffusionExecutor
 from .ledger import ClaimLedger
 from .signals import Signal
@@ -42,8 +44,11 @@ class HostStage:
     async def run(
         self, claim: Claim, tensors: dict[str, HostTensor], *, preview: bool = False
     ) -> list[Any]:
-        """Turn a request's tensors into its outputs, or the one tensor of a preview into its
-        image."""
+        """Turn a request's tensors into its outputs, or the one tensor of a preview into its image.
+
+        Raises:
+          OutputError: that cannot be done.
+        """
         sampling = claim.prepared.request.sampling
         if self._executor.is_crowded(claim.worker):
             tensors = await self._copied(tensors)
@@ -54,9 +59,13 @@ class HostStage:
             options=sampling.output_options,
         )
         size = sum(tensor.nbytes for tensor in tensors.values())
-        if sampling.output_type == "raw" and size <= INLINE_BYTES:
-            return stage()
-        return await trio.to_thread.run_sync(stage, limiter=self._threads)
+        try:
+            if sampling.output_type == "raw" and size <= INLINE_BYTES:
+                return stage()
+            return await trio.to_thread.run_sync(stage, limiter=self._threads)
+        except Exception as error:  # libraries encode, and postprocessors may be somebody else's
+            traceback.clear_frames(error.__traceback__)  # they hold the ring's memory
+            raise OutputError(f"no {sampling.output_type!r} can be made of it: {error}") from error
 
     def note_output(self, worker: int) -> None:
         """Let `make_room` look whether this worker's ring has become crowded."""

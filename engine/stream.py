@@ -75,6 +75,7 @@ class RequestStream:
 
         Raises:
           ExecutionError: the pipeline raised.
+          OutputError: what it made cannot be turned into what the request asked for.
           RequestAborted: somebody called `DiffusionEngine.abort`.
           DeadlineExceededError: the request's deadline passed.
           WorkerDiedError: the worker has gone.

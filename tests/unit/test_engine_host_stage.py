@@ -9,6 +9,7 @@ import trio
 import trio.testing
 from PIL import Image
 
+from sidestream.engine import OutputError
 from sidestream.ipc_ext.tensors import HostTensor
 
 from .fake_engines import Outcomes, open_fake, raw
@@ -148,3 +149,14 @@ async def test_a_crowded_ring_does_not_stop_what_failed_or_left(outcomes):
             assert (await outcomes.of("c")).output.numpy().tolist() == [1]
             assert str(await outcomes.of("b")) == "ValueError: no"
             engine.check_health()
+
+
+@pytest.mark.parametrize(
+    ("output_type", "array"),
+    [("png", np.zeros((1, 2, 4, 9), np.uint8)), ("pil", np.zeros(3, np.uint8))],
+)
+async def test_what_cannot_be_encoded_is_an_error_of_the_library(output_type, array):
+    refusal = f"^no '{output_type}' can be made of it: ."
+    with pytest.raises(OutputError, match=refusal) as failure:
+        await output_of(output_type, array)
+    assert failure.value.__cause__ is not None
