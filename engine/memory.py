@@ -3,6 +3,7 @@ allows."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +16,14 @@ def available_memory(root: Path = ROOT) -> int:
     Args:
       root: where `proc` and `sys` are.
     """
-    free = _table(root / "proc/meminfo").get("MemAvailable:", 0) * 1024
+    kibibytes = _table(root / "proc/meminfo").get("MemAvailable:")
+    free = _physical() if kibibytes is None else kibibytes * 1024
     return max(0, min([free, *_left_in_containers(root)]))
+
+
+def _physical() -> int:
+    """Return all memory that the machine has, for one that does not tell what is free."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _left_in_containers(root: Path) -> Iterator[int]:
