@@ -294,6 +294,13 @@ TABLES = {
                 bubble(f"{CUDA} --forward-ms 20 --shape 1,3,2048,2048", 100),
                 bubble(f"{CUDA} {VIDEO} --dtype uint8", 30),
                 bubble(f"{CUDA} {VIDEO} --dtype bf16", 30),
+            ),
+        ),
+        Table(
+            "cuda device path, other ways",
+            DEVICE_PATH,
+            device_path_rows,
+            (
                 bubble(f"{CUDA} --forward-ms 200 --steps 20 --mode step", 30),
                 bubble(f"{CUDA} --forward-ms 20 --executor uni", 150),
             ),

@@ -17,7 +17,7 @@ SCHEDULERS = [
     *("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LCMScheduler", "SASolverScheduler"),
     *("EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler"),
     *("DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "UniPCMultistepScheduler"),
-    "FlowMatchEulerDiscreteScheduler",
+    *("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"),
 ]
 
 
@@ -65,6 +65,8 @@ def test_schedulers_need_not_ask_the_device(name, shadow):
         lambda times: [one.item() for one in times.unbind()],
         lambda times: torch.tensor([1.5, 2], device=times.device).tolist(),
         lambda times: float(torch.as_tensor(7, device=times.device)),
+        lambda times: torch.cat([times, torch.zeros(1, device=times.device)]).tolist(),
+        lambda times: torch.ones(2, dtype=torch.int32, device=times.device).tolist(),
     ],
 )
 def test_answers_are_those_of_the_device(ask, times):

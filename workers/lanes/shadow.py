@@ -97,6 +97,14 @@ class HostShadow(TorchFunctionMode):
             return made.to(device)
         return self._bring(made, device, made.dtype)
 
+    def _fill(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`zeros` and `ones`."""
+        result = func(*args, **kwargs)
+        there = result.device.type == self._device_type and result.nbytes <= KNOWN_LIMIT
+        if there and _is_plain(result) and not kwargs.keys() - {"device", "dtype", "size"}:
+            return _known(result, func(*args, **{**kwargs, "device": "cpu"}))
+        return result
+
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`copy_`."""
         target, source, *rest = args
@@ -243,6 +251,8 @@ def _handlers() -> dict[Any, Callable[..., Any]]:
         torch.tensor: shadow._make,
         torch.as_tensor: shadow._make,
         torch.cat: shadow._follow,
+        torch.ones: shadow._fill,
+        torch.zeros: shadow._fill,
         torch.nonzero: shadow._find,
         torch.unbind: shadow._follow_parts,
         Tensor.copy_: shadow._copy,
