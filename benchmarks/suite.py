@@ -306,6 +306,15 @@ TABLES = {
             ),
         ),
         Table(
+            "cuda two devices",
+            DEVICE_PATH,
+            device_path_rows,
+            (
+                bubble(f"{CUDA} --forward-ms 20", 300),
+                bubble(f"{CUDA} --forward-ms 20 --workers 2 --concurrency 8", 600),
+            ),
+        ),
+        Table(
             "cuda batch",
             "arguments of `benchmarks/step.py` | one after the other, pictures/s"
             " | merged, pictures/s | times as many",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,24 @@ async def test_previews_come_from_the_side_stream() -> None:
     assert previews
     last = np.asarray(previews[-1].image.resize((128, 128)), np.float32)
     assert np.corrcoef(last.ravel(), final.ravel())[0, 1] > 0.7
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device only")
+async def test_two_workers_have_a_device_each() -> None:
+    config = synthetic("mp", forward_ms=10)
+    async with open_engine(dataclasses.replace(config, num_workers=2)) as engine:
+        assert [worker.device for worker in engine.statistics().workers] == ["cuda:0", "cuda:1"]
+        for device in await engine.collective_rpc("device_statistics"):
+            assert device["output_ring_registered"]
+        seeds = iter(range(100))
+
+        async def caller() -> None:
+            for seed in seeds:
+                result = await engine.generate("a", seed=seed, output_type="raw")
+                assert np.unique(result.output.numpy()).tolist() == [seed % 251]
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(caller)
+        workers = [trace.worker for trace in engine.traces()]
+        assert min(workers.count(0), workers.count(1)) >= 30
