@@ -11,6 +11,8 @@ PYTHON ?= python3
 # it is configured to use; for another one: make demo TORCH="torch==2.13.0 --index-url ..."
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+# Processes that the tests run in. They hold in any order, and beside each other.
+JOBS ?= 2
 
 BIN := $(VENV)/bin
 # An installation is renewed when one of these changes.
@@ -36,7 +38,7 @@ demo: $(VENV)/installed
 
 # One thread for each process: the tests run several, and tiny models only lose by more.
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" $(PYTEST_FLAGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu" -n $(JOBS) --dist worksteal $(PYTEST_FLAGS)
 
 test-gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m gpu $(PYTEST_FLAGS)

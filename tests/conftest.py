@@ -1,7 +1,10 @@
 """What all tests share."""
 
+import logging
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import Phase, settings
 
 settings.register_profile(
@@ -16,3 +19,12 @@ settings.load_profile("repeatable")
 # A shell that starts a job in the background has it ignore Ctrl-C, and all its children too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Undo what the command line does to the level of the log, which is its process's business."""
+    logger = logging.getLogger("sidestream")
+    level = logger.level
+    yield
+    logger.setLevel(level)

@@ -1,4 +1,5 @@
-"""The command line as a process: files, progress, Ctrl-C, and what it leaves behind."""
+"""The command line as a process: files, progress, Ctrl-C, and what it leaves behind; what else it
+does is tested in `test_cli_here`."""
 
 import os
 import signal
@@ -8,8 +9,6 @@ import sys
 import psutil
 import pytest
 from PIL import Image
-
-from sidestream.postprocess import read_video_info
 
 COMMAND = [sys.executable, "-m", "sidestream.engine", "generate"]
 PATIENCE = 120
@@ -37,11 +36,10 @@ def read_until(stream, text):
     return seen
 
 
-@pytest.mark.parametrize("executor", ["uni", "mp"])
-def test_prompts_become_files_whose_names_are_printed(tmp_path, executor):
+def test_prompts_become_files_whose_names_are_printed(tmp_path):
     (tmp_path / "prompts.txt").write_text("a cat\n\na dog\n")
     done = generate(
-        *("A bird", "-f", tmp_path / "prompts.txt", "-o", tmp_path / "out", "--executor", executor),
+        *("A bird", "-f", tmp_path / "prompts.txt", "-o", tmp_path / "out", "--executor", "mp"),
         *("--model", "synthetic", "--seed", 200, "-n", 2, "--size", "12x8", "--batch", 2),
     )
     assert done.returncode == 0, done.stderr
@@ -64,44 +62,6 @@ def test_prompts_come_from_standard_input_and_quiet_is_quiet(tmp_path):
     assert done.stderr == ""
 
 
-def test_a_video_is_one_file(tmp_path):
-    done = generate(
-        *("waves", "-o", tmp_path, "--model", "random:wan", "--seed", 1, "-q"),
-        *("--format", "webp", "--arg", "num_frames=5", "--size", 32, "--steps", 1),
-    )
-    assert done.returncode == 0, done.stderr
-    with Image.open(tmp_path / "waves-1.webp") as image:
-        assert image.n_frames == 5
-
-
-def test_a_video_can_be_an_mp4(tmp_path):
-    done = generate(
-        *("waves", "-o", tmp_path, "--model", "random:wan", "--seed", 1, "-q", "--format", "mp4"),
-        *("--fps", 8, "--arg", "num_frames=5", "--size", 32, "--steps", 1),
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{tmp_path}/waves-1.mp4\n"
-    info = read_video_info((tmp_path / "waves-1.mp4").read_bytes())
-    assert info == (32, 32, 5, 8)
-
-
-def test_a_picture_is_no_mp4(tmp_path):
-    done = generate("a cat", "-o", tmp_path, "-q", "--format", "mp4")
-    assert done.returncode == 2
-    assert "makes image, no video" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_previews_are_gone_when_their_outputs_are_there(tmp_path):
-    done = generate(
-        *("a red circle", "a blue square", "-o", tmp_path, "--seed", 1, "-q", "--steps", 6),
-        *("--mode", "step", "--batch", 2, "--preview-every", 1),
-    )
-    assert done.returncode == 0, done.stderr
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["a-blue-square-1.png", "a-red-circle-1.png"]
-
-
 def test_a_preview_is_there_while_its_request_runs_and_stays_if_it_does_not_end(tmp_path):
     command = [*COMMAND, "a red circle", "-o", str(tmp_path), "--seed", "1", "--steps", "900"]
     command += ["--mode", "step", "--preview-every", "1"]
@@ -116,54 +76,6 @@ def test_a_preview_is_there_while_its_request_runs_and_stays_if_it_does_not_end(
     with Image.open(preview) as image:
         assert image.size == (128, 128)
         image.load()
-
-
-def test_a_model_without_previews_says_so_before_any_work(tmp_path):
-    done = generate(
-        *("a", "-o", tmp_path, "--model", "synthetic", "--mode", "step", "--preview", "-q")
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert "SyntheticPipeline" in done.stderr
-
-
-def test_a_request_that_fails_does_not_end_the_others(tmp_path):
-    done = generate(
-        *("good one", "fail here", "good two", "-o", tmp_path, "--seed", 1, "-q"),
-        *("--model", "synthetic", "--set", "model_options.fail_at_step=0"),
-    )
-    assert done.returncode == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["good-one-1.png", "good-two-1.png"]
-    assert done.stderr.splitlines() == [
-        "sidestream: 'fail here': RuntimeError: synthetic failure at step 0"
-    ]
-
-
-def test_verbose_tells_the_traceback(tmp_path):
-    done = generate(
-        *("fail", "-o", tmp_path, "-q", "-v", "--model", "synthetic"),
-        *("--set", "model_options.fail_at_step=0"),
-    )
-    assert done.returncode == 1
-    assert "Traceback (most recent call last)" in done.stderr
-    assert "_fail_if_told" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["--model", "shpes"], 1, "did you mean 'shapes'"),
-        (["--model", "shpes", "--executor", "mp"], 1, "did you mean 'shapes'"),
-        (["--model", "synthetic", "--arg", "nope=1"], 2, "takes no 'nope'"),
-        (["--model", "synthetic", "--set", "model_options.shape=[1,16]"], 1, "no picture"),
-    ],
-)
-def test_errors_are_one_line(tmp_path, arguments, code, message):
-    done = generate("a", "-o", tmp_path, "-q", *arguments)
-    assert done.returncode == code
-    assert done.stdout == ""
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

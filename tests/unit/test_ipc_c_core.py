@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,7 +24,9 @@ UNFIT_ADDRESSES = "unexpected memory mapping"  # ThreadSanitizer, where addresse
 def built() -> None:
     """Build all drivers; nothing is done for those that are up to date."""
     make = ["make", "--silent", "-j2", "-C", str(FOLDER)]
-    done = subprocess.run(make, capture_output=True, text=True, timeout=300, check=False)
+    with (FOLDER / "Makefile").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests may run in several processes
+        done = subprocess.run(make, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -121,6 +121,7 @@ def test_capabilities_of_a_small_pipeline():
     class Small:
         def __init__(self):
             self.sidestream_defaults = {"strength": 0.5}
+            self.sidestream_lora = ("ink",)
 
         def __call__(self, image, strength, *, mode="fast", callback=print, **more):
             return image
@@ -139,6 +140,7 @@ def test_capabilities_of_a_small_pipeline():
         "has_scheduler": False,
         "from_image": True,
         "chunks": False,
+        "lora": ["ink"],
     }
 
 
