@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 
 import trio
 
@@ -64,4 +65,9 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    code = 0
+    try:
+        trio.run(main)
+    except* KeyboardInterrupt:  # in a group: it came through nurseries
+        code = 128 + signal.SIGINT
+    sys.exit(code)
