@@ -58,10 +58,10 @@ class TensorDescriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; known: {', '.join(sorted(DTYPES))}")
-        if len(self.shape) > MAX_RANK or any(size < 0 for size in self.shape):
+        if len(self.shape) > MAX_RANK or min(self.shape, default=0) < 0:
             raise ValueError(f"impossible shape {self.shape}")
-        if self.nbytes > MAX_BYTES:
-            raise ValueError(f"a tensor of {self.nbytes} bytes")
+        if (nbytes := self.nbytes) > MAX_BYTES:
+            raise ValueError(f"a tensor of {nbytes} bytes")
 
     @property
     def nbytes(self) -> int:

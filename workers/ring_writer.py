@@ -6,6 +6,7 @@ or very many, go piece by piece, each given back by the engine as soon as it has
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -67,7 +68,7 @@ class RingWriter:
             for name, data in flat.items():
                 descriptor = _describe(tensors[name])
                 for at in range(0, max(data.numel(), 1), limit):
-                    part = data[at : at + limit]
+                    part = data if data.numel() <= limit else data[at : at + limit]
                     handle = self._ring.reserve(part.numel())
                     if handle is None:
                         send()  # never wait for room while holding some
@@ -130,4 +131,9 @@ class RingWriter:
 
 
 def _describe(tensor: torch.Tensor) -> TensorDescriptor:
-    return TensorDescriptor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    return TensorDescriptor(_name_of(tensor.dtype), tuple(tensor.shape))
+
+
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
