@@ -180,6 +180,12 @@ class EngineConfig(Strict):
     device_stage: bool = option(
         True, flag(), "turn pictures into uint8 on the device, before the copy"
     )
+    compile: Literal["off", "blocks", "whole"] = option(
+        "off",
+        choice("off", "blocks", "whole"),
+        "compile denoisers with torch.compile: the blocks that they repeat, or all of them; other"
+        " kernels give other roundings",
+    )
     cuda_graphs: Literal["auto", "off"] = option(
         "auto",
         choice("auto", "off"),

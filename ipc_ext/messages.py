@@ -136,6 +136,7 @@ class Configure(Envelope, tag=True):
     """Bytes of device memory for recorded component calls; 0: none; None: the worker decides."""
     lora: dict[str, str] = {}
     """Adapters to load beside the model: names, and where each is."""
+    compile: Literal["off", "blocks", "whole"] = "off"
 
 
 Form = Literal["torch", "numpy", "pil"]

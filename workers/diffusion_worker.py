@@ -67,6 +67,7 @@ class DiffusionWorker:
             device=device,
             dtype=configuration.dtype,
             lora=configuration.lora,
+            compiled=configuration.compile,
         )
         self._runner = DiffusionModelRunner(
             pipeline,

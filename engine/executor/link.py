@@ -92,6 +92,7 @@ class WorkerLink:
             device_stage=config.device_stage,
             graph_budget=0 if config.cuda_graphs == "off" else config.cuda_graph_bytes,
             lora=config.lora,
+            compile=config.compile,
         )
         self.device = self.configuration.device
         """What it is, once the worker has told."""

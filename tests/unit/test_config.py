@@ -49,6 +49,7 @@ REFUSED = {
     "device_stage": [0],
     "postprocess_threads": [0, 257],
     "trace_requests": [-1, 1 << 21],
+    "compile": ["on", True],
     "cuda_graphs": ["on", True],
     "cuda_graph_bytes": [0, 1.5],
     "warmup": ["on"],

@@ -63,7 +63,7 @@ class ComponentCall:
     @property
     def at_denoiser(self) -> bool:
         """Whether the component is one of those that run once or more in each denoising step."""
-        return _is_denoiser(self.path)
+        return is_denoiser(self.path)
 
     def named_arguments(self) -> Arguments:
         """Give every argument its name, so that calls can be compared argument by argument.
@@ -129,7 +129,8 @@ def execute_eagerly(call: ComponentCall) -> Any:
 
 
 @functools.lru_cache(maxsize=256)
-def _is_denoiser(path: str) -> bool:
+def is_denoiser(path: str) -> bool:
+    """Whether a component of this name runs once or more in each denoising step."""
     parent, _, name = path.rpartition(".")
     base = name.rstrip("0123456789_")
     if base == "decoder":  # of a cascade, not of an autoencoder

@@ -17,6 +17,7 @@ import torch
 
 from . import shapes, synthetic
 from .adapters import load_adapters
+from .compiling import Compile, compile_denoisers
 from .options import model_dtype, parse_options, unknown_name
 from .quiet import quiet
 
@@ -85,6 +86,7 @@ def load_pipeline(
     device: str,
     dtype: str | None,
     lora: Mapping[str, str] = MappingProxyType({}),
+    compiled: Compile = "off",
 ) -> Pipeline:
     """Load a model.
 
@@ -102,6 +104,7 @@ def load_pipeline(
         dtype: Data type of the weights ("bf16", "fp16", "fp32" or the long names). None: the
             device's usual one, or for an import path whatever the pipeline comes with.
         lora: Adapters to load beside it: their names, and where each is (`load_adapters`).
+        compiled: What of its denoisers is compiled (`compile_denoisers`).
 
     Returns:
         The pipeline: on the device, in evaluation mode, without progress bars.
@@ -112,7 +115,9 @@ def load_pipeline(
     """
     pipeline, cast = _load(model, options, device, dtype)
     load_adapters(pipeline, lora, options)
-    return _settle(pipeline, device, cast)
+    settled = _settle(pipeline, device, cast)
+    compile_denoisers(settled, compiled)
+    return settled
 
 
 def _load(
