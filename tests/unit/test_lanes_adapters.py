@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from diffusers.utils.peft_utils import scale_lora_layers, unscale_lora_layers
+from peft import LoraConfig, inject_adapter_in_model
+from torch import nn
 
 from sidestream.workers.model_runner import RunnerRequest
 
 from ..harness.adapters import choose, load, save_adapters
-from .lane_helpers import Events, call_of, picture, plain, run_wave, runner_of, step_through
+from .lane_helpers import Events, call_of, picture, plain, rows, run_wave, runner_of, step_through
 
 FAMILIES = ["sdxl", "flux", "sd15"]
 LORA = [{}, {"style": 1.0}, {"style": 0.3, "detail": 1.3}, {"detail": 0.7}]
@@ -159,19 +162,21 @@ def test_outside_of_requests_none_is_at_work(adapted):
 @pytest.mark.parametrize("merge", [False, True])
 def test_scales_that_pipelines_apply_for_a_while_are_the_requests_own(adapted, merge):
     """diffusers multiplies and divides the scales around calls; by 0 it even forgets them."""
-    changes = [{}, *({"cross_attention_kwargs": {"scale": s}} for s in (0.3, 0.0, 1.0))]
-    lora = {"style": 0.7, "detail": 0.4}
-    expected = [adapted.plainly(n, lora, **change) for n, change in enumerate(changes)]
+    strong, weak = {"style": 0.7, "detail": 0.4}, {"style": 0.1, "detail": 0.2}
+    asked = [(strong, 0.3), (weak, None), (strong, None), (weak, 0.0), (strong, 1.0), ({}, 0.5)]
+    calls = [
+        {} if scale is None else {"cross_attention_kwargs": {"scale": scale}} for _, scale in asked
+    ]
+    expected = [adapted.plainly(n % 5, asked[n][0], **call) for n, call in enumerate(calls)]
     runner = runner_of(adapted.pipeline, merge=merge)
     for _ in range(2):
-        wave = [
-            RunnerRequest(str(n), adapted.call(n, **change), lora=lora)
-            for n, change in enumerate(changes)
+        requests = [
+            RunnerRequest(str(n), adapted.call(n % 5, **call), lora=asked[n][0])
+            for n, call in enumerate(calls)
         ]
-        events, _ = step_through(runner, [*wave, RunnerRequest("none", adapted.call(0))])
-        tolerance = 1e-5 if merge else 0.0
-        assert_equal([events.outputs[str(n)] for n in range(4)], expected, tolerance)
-        assert_equal([events.outputs["none"]], [adapted.without], tolerance)
+        events, _ = step_through(runner, requests)
+        outputs = [events.outputs[str(n)] for n in range(len(asked))]
+        assert_equal(outputs, expected, 1e-5 if merge else 0.0)
 
 
 @only_one_family
@@ -184,3 +189,47 @@ def test_an_adapter_that_there_is_not_is_the_requests_error(adapted):
     assert "there is no adapter styl" in failed.error
     assert torch.equal(picture(output), adapted.expected[1])
     assert runner.capabilities()["lora"] == ["style", "detail"]
+
+
+class Scaling:
+    """Scales the adapters of its denoiser in place around each call."""
+
+    sidestream_lora = ("style", "detail")
+
+    def __init__(self):
+        config = LoraConfig(r=2, target_modules=["0"], init_lora_weights=False)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.unet = nn.Sequential(nn.Linear(8, 8))
+            for name in self.sidestream_lora:
+                inject_adapter_in_model(config, self.unet, name)
+        self.unet.eval().requires_grad_(False)
+
+    def __call__(self, sample, scale=1.0, num_inference_steps=4):
+        for _ in range(num_inference_steps):
+            scale_lora_layers(self.unet, scale)
+            sample = self.unet(sample)
+            unscale_lora_layers(self.unet, scale)
+        return sample
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_what_a_later_request_scales_is_not_scaled_for_those_under_way(merge):
+    asked = [({"style": 0.7}, 1.0), ({"detail": 0.4}, 1.0), ({"style": 0.7}, 0.3), ({}, 1.0)]
+    expected, plainly = [], Scaling()
+    layer = plainly.unet[0]
+    for n, (lora, scale) in enumerate(asked):
+        layer.enable_adapters(bool(lora))
+        layer.set_adapter(list(lora))
+        for name, strength in lora.items():
+            layer.set_scale(name, strength)
+        expected.append(plainly(rows(n), scale))
+    runner = runner_of(Scaling(), merge=merge)
+    for _ in range(2):
+        requests = [
+            RunnerRequest(str(n), {"sample": rows(n), "scale": scale}, lora=lora)
+            for n, (lora, scale) in enumerate(asked)
+        ]
+        events, _ = step_through(runner, requests, arrivals=[0, 0, 1, 1])
+        outputs = [events.outputs[str(n)] for n in range(len(asked))]
+        assert_equal(outputs, expected, 1e-5 if merge else 0.0)
