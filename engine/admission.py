@@ -111,7 +111,7 @@ def check_lora(lora: Mapping[str, float], capabilities: Capabilities) -> None:
     for name in lora:
         if name not in names:
             hint = nearest(name, names) if names else "there are none (setting lora)"
-            raise RequestError(f"lora: there is no adapter {name!r}; {hint}")
+            raise RequestError(f"lora: there is no adapter {name[:64]!r}; {hint}")
 
 
 def _streams(sampling: SamplingParams, capabilities: Capabilities, config: EngineConfig) -> bool:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -44,6 +44,8 @@ logger = logging.getLogger("sidestream")
 CONVERTED_INLINE = 1 << 20
 """Bytes of input arrays from which a thread prepares a request: pictures are copied out of PIL, and
 a MiB takes a millisecond."""
+
+T = TypeVar("T")
 
 
 class DiffusionEngine:
@@ -242,12 +244,16 @@ class DiffusionEngine:
         """Call an exposed method of every worker, such as ``"runner_statistics"``, and return the
         answers in order."""
         self.check_health()
-        with trio.CancelScope() as call:
-            self._calls.add(call)
+        return await self._unless_dead(self._executor.collective_rpc(method, *args))
+
+    async def _unless_dead(self, call: Awaitable[T]) -> T:
+        """Wait for what needs answers of workers; give it up when the engine dies."""
+        with trio.CancelScope() as scope:
+            self._calls.add(scope)
             try:
-                return await self._executor.collective_rpc(method, *args)
+                return await call
             finally:
-                self._calls.remove(call)
+                self._calls.remove(scope)
         self.check_health()  # nobody reads answers any more, and this says why
         raise AssertionError("a call was given up while the engine lives")
 
@@ -264,7 +270,7 @@ class DiffusionEngine:
         services.start_soon(self._serve, self._host_stage.make_room)
         largest = await warm_up(self) if self.config.warmup else 0
         await self.wait_idle()
-        await self._executor.fit_outputs(largest)
+        await self._unless_dead(self._executor.fit_outputs(largest))
         self._started = True
 
     async def close(self) -> None:

@@ -4,10 +4,27 @@ allows."""
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
+
+
+def allowed_addresses() -> int:
+    """Return bytes of addresses that this process may still take: `ulimit -v`."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    used = "".join(_lines(ROOT / "proc/self/statm")).split()
+    return max(0, limit - int(used[0]) * resource.getpagesize() if used else limit)
+
+
+def allowed_file() -> int:
+    """Return the largest size of a file that this process may make: `ulimit -f`."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def available_memory(root: Path = ROOT) -> int:

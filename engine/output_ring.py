@@ -13,6 +13,7 @@ import logging
 
 from .config import MEBIBYTE, EngineConfig
 from .errors import StartupError
+from .memory import allowed_addresses, allowed_file
 
 START = 64 * MEBIBYTE
 """What "auto" begins with, and the least that it chooses."""
@@ -45,7 +46,9 @@ def limit_of(config: EngineConfig, available: int) -> int:
     """
     wanted, workers = config.output_ring_bytes, config.num_workers
     if wanted == "auto":
-        return max(START, min(CEILING, available // (SHARE * workers)))
+        shares = (available // (SHARE * workers), allowed_addresses() // (SHARE * workers))
+        # A segment is one file, with the other rings in it.
+        return max(START, min(CEILING, *shares, allowed_file() // 2))
     if wanted * workers > available:
         rings = "a ring" if workers == 1 else f"{workers} rings"
         raise StartupError(

@@ -92,16 +92,18 @@ class AsyncOutputThread(threading.Thread):
         Args:
           output: of a request whose forward has ended.
           told: messages that do not wait for the output. They leave with it if it can be delivered
-            at once, and may come before or after it if not.
+            at once; if not, all but the last leave before it.
 
         Raises:
           RingShutDown: the thread has ended, since the segment was shut.
         """
         if self._is_quick(output):
             self._deliver(output, *told)
-        else:
-            self._queue.put(output)
-            self._send(*told)
+            return
+        if len(told) > 1:
+            self._send(*told[:-1])
+        self._queue.put(output)
+        self._send(*told[-1:])
 
     def _is_quick(self, output: PendingOutput) -> bool:
         """Whether an output is delivered sooner than another thread wakes up."""

@@ -10,7 +10,7 @@ from .capabilities import capabilities_of
 from .endings import Endings
 from .lane_steps import LaneSteps, open_lane
 from .lanes import Batcher, Hub, Lane, Lockstep
-from .lanes.offloading import forget_offloading, remember_offloading
+from .lanes.offloading import remember_offloading
 from .pace import Pace
 from .platform import Platform
 from .protocol_steps import ProtocolSteps
@@ -124,7 +124,6 @@ class DiffusionModelRunner:
         """
         self._hub.release()
         self._hub.parts.forget()
-        forget_offloading()
         if self._replay is not None:
             self._replay.doubt()
 

@@ -10,7 +10,7 @@ from diffusers.utils.torch_utils import get_module_execution_device
 from torch import nn
 
 from sidestream.workers.lanes.changes import ModuleChanges
-from sidestream.workers.lanes.offloading import forget_offloading, remember_offloading
+from sidestream.workers.lanes.offloading import Parts, remember_offloading
 from sidestream.workers.models import load_pipeline
 
 from .lane_helpers import call_of, picture, rows, run_wave, runner_of
@@ -37,7 +37,7 @@ def test_a_module_is_gone_through_once():
     walks = one.walks
     assert not group_offloading._is_group_offload_enabled(one)
     assert one.walks == walks > 0
-    forget_offloading()
+    Parts().forget()
     assert not group_offloading._is_group_offload_enabled(one)
     assert one.walks > walks
 

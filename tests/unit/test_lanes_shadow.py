@@ -4,6 +4,7 @@ so whoever wants to read them from there gets an error."""
 from __future__ import annotations
 
 import copy
+import pickle
 
 import diffusers
 import pytest
@@ -17,7 +18,7 @@ SCHEDULERS = [
     *("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LCMScheduler", "SASolverScheduler"),
     *("EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler"),
     *("DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "UniPCMultistepScheduler"),
-    *("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"),
+    "FlowMatchEulerDiscreteScheduler",
 ]
 
 
@@ -65,8 +66,6 @@ def test_schedulers_need_not_ask_the_device(name, shadow):
         lambda times: [one.item() for one in times.unbind()],
         lambda times: torch.tensor([1.5, 2], device=times.device).tolist(),
         lambda times: float(torch.as_tensor(7, device=times.device)),
-        lambda times: torch.cat([times, torch.zeros(1, device=times.device)]).tolist(),
-        lambda times: torch.ones(2, dtype=torch.int32, device=times.device).tolist(),
     ],
 )
 def test_answers_are_those_of_the_device(ask, times):
@@ -86,6 +85,14 @@ def test_results_stay_on_the_device(times):
         lambda times: times.add_(1),
         lambda times: times[1:].zero_(),
         lambda times: times.copy_(torch.zeros(4, dtype=torch.int64)),
+        lambda times: times.data.zero_(),
+        lambda times: setattr(times, "data", torch.zeros_like(times)),
+        lambda times: times.data_ptr(),
+        lambda times: times.untyped_storage(),
+        lambda times: torch.batch_norm(
+            *(torch.ones(2, 4, device="meta"), None, None, times, times),
+            *(True, 0.1, 1e-5, False),
+        ),
     ],
 )
 def test_what_was_written_on_is_known_no_longer(write, times):
@@ -99,6 +106,37 @@ def test_a_copy_is_not_taken_for_the_original(times):
         with pytest.raises(RuntimeError, match="meta"):
             copied[0].item()
     assert times[0].item() == 900
+
+
+def test_what_is_known_does_not_travel_with_a_tensor(shadow):
+    with torch._C.DisableTorchFunction():
+        plain = pickle.dumps(torch.zeros(2, device="meta"))
+    assert len(pickle.dumps(torch.zeros(2).to("meta"))) == len(plain)
+
+
+def test_an_index_of_bytes_is_a_mask(times):
+    index = torch.tensor(1, dtype=torch.uint8, device="meta")
+    with pytest.raises(RuntimeError, match="meta"):  # its shape depends on the mask's values
+        times[index]
+
+
+def test_large_results_are_not_computed_on_the_host(shadow, monkeypatch):
+    one = torch.ones(2, 1).to("meta")
+    seen = []
+    monkeypatch.setattr(HostShadow, "_know", lambda self, tensor, values: seen.append(tensor))
+    one.repeat_interleave(50_000_000, 0)
+    assert seen == []
+
+
+def test_arguments_by_name_are_taken(times):
+    times.copy_(other=torch.zeros(4, dtype=torch.int64))
+    assert [part.is_meta for part in torch.unbind(input=times)] == [True] * 4
+
+
+def test_what_is_known_goes_with_the_tensor(shadow):
+    for _ in range(10):
+        torch.zeros(4).to("meta")
+    assert len(shadow._shadows) <= 1
 
 
 def test_what_the_source_becomes_does_not_matter(shadow):
@@ -164,3 +202,24 @@ def test_a_lane_keeps_its_modes_to_itself_and_its_components():
         assert torch.equal(picture(output), rows(index) * 4)
     assert seen == [*places, "cpu", "cpu", "cpu"]
     assert torch.empty(1).device.type == "cpu"
+
+
+def test_a_default_device_is_its_lanes_too():
+    class Settling:
+        def __init__(self):
+            self.unet = Component(lambda sample: sample * 2)
+            self.components = {"unet": self.unet}
+
+        def __call__(self, sample):
+            torch.set_default_device("meta")
+            result = self.unet(sample)
+            assert torch.empty(1).is_meta
+            return [result]
+
+    runner = runner_of(Settling())
+    runner._hub.shadow = HostShadow("meta", pinned=False)  # as where there is a device
+    for _ in range(2):
+        outputs = run_wave(runner, [{"sample": rows(index)} for index in range(2)])
+        for index, output in enumerate(outputs):
+            assert torch.equal(picture(output), rows(index) * 2)
+    assert not torch.empty(1).is_meta

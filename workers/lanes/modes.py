@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 _C: Any = torch._C
+_CONTEXT: Any = torch._GLOBAL_DEVICE_CONTEXT
 
 
 class Modes(NamedTuple):
@@ -84,16 +85,19 @@ class FunctionModes:
         own: One that is the lane's from its beginning, for its own code, not for components.
     """
 
-    __slots__ = ("_entered", "_floor", "_own")
+    __slots__ = ("_default", "_entered", "_floor", "_own", "_threads")
 
     def __init__(self, own: Any) -> None:
         self._own = own
         self._entered = [] if own is None else [own]
         self._floor = 0
+        self._default: Any = None  # what `set_default_device` has entered
+        self._threads: Any = None
 
     def put_back(self) -> None:
         """Enter them again, on top of whatever the thread has."""
         self._floor = _C._len_torch_function_stack()
+        self._threads = _exchange_default_device(self._default)
         while self._entered:
             _C._push_on_torch_function_stack(self._entered.pop())
 
@@ -101,15 +105,27 @@ class FunctionModes:
         """Leave them all for a while."""
         while _C._len_torch_function_stack() > self._floor:
             self._entered.append(_C._pop_torch_function_stack())
+        self._default = _exchange_default_device(self._threads)
 
     @contextmanager
     def for_components(self) -> Iterator[None]:
         """Enter those that count for components too, while the lane is suspended."""
-        modes = [mode for mode in reversed(self._entered) if mode is not self._own]
-        for mode in modes:
-            _C._push_on_torch_function_stack(mode)
+        floor = _C._len_torch_function_stack()
+        threads = _exchange_default_device(self._default)
+        for mode in reversed(self._entered):
+            if mode is not self._own:
+                _C._push_on_torch_function_stack(mode)
         try:
             yield
         finally:
-            for _ in modes:
+            while _C._len_torch_function_stack() > floor:
                 _C._pop_torch_function_stack()
+            _exchange_default_device(threads)
+
+
+def _exchange_default_device(mode: Any) -> Any:
+    """Have torch take a mode for that of `set_default_device`; return the one that it took."""
+    before = getattr(_CONTEXT, "device_context", None)
+    if before is not mode:
+        _CONTEXT.device_context = mode
+    return before

@@ -30,11 +30,16 @@ class Parts:
         known = self._known.get(module)
         if known is None:
             known = self._known[module] = list(module.named_modules())
-        return ((name, part) for name, part in known if attribute in part.__dict__)
+        return (
+            (name, part)
+            for name, part in known
+            if attribute in part.__dict__ or hasattr(type(part), attribute)
+        )
 
     def forget(self) -> None:
-        """Look at the modules again."""
+        """Look at the modules again, as diffusers shall: they may have got other parts."""
         self._known.clear()
+        _plain.clear()
 
 
 def remember_offloading() -> None:
@@ -52,11 +57,6 @@ def remember_offloading() -> None:
     group_offloading._get_top_level_group_offload_hook = _remembering(find)
     for name in ("register_hook", "remove_hook"):
         setattr(HookRegistry, name, _forgetting(getattr(HookRegistry, name)))
-
-
-def forget_offloading() -> None:
-    """Have it look again: modules may have got other parts."""
-    _plain.clear()
 
 
 def _remembering(find: Callable[[nn.Module], Any]) -> Callable[[nn.Module], Any]:
@@ -79,6 +79,6 @@ def _forgetting(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return method(*args, **kwargs)
         finally:
-            forget_offloading()
+            _plain.clear()
 
     return forgetting

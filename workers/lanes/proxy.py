@@ -106,6 +106,8 @@ class ModuleProxy:
         return intercepted
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, nn.Module):
+            self._lane.parts.forget()
         self._lane.changes.write(self._real, name, unwrap(value))
 
     def __delattr__(self, name: str) -> None:

@@ -16,33 +16,46 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from .structure import parts_of
+
 _C: Any = torch._C
+_FIELDS: Any = Tensor  # as it is typed, it has values where it has descriptors
 BROUGHT_LIMIT = 1 << 20
 """Bytes: larger tensors are brought as ever, so that pinned memory does not grow with them."""
 KNOWN_LIMIT = 1 << 14
 """Bytes: of larger tensors nothing is kept on the host."""
 
-_NAME = "_sidestream_shadow"
 
-
-class _Shadow:
-    """The values of a tensor on the device, on the host.
+class _Shadow(ref[Tensor]):
+    """What is known of a tensor on the device.
 
     Attributes:
+      key: where it is kept.
       values: a tensor on the host that nobody writes on.
     """
 
-    __slots__ = ("_owner", "_version", "values")
+    __slots__ = ("_pointer", "_version", "key", "values")
 
-    def __init__(self, owner: Tensor, values: Tensor) -> None:
-        self._owner = ref(owner)  # attributes are copied along with tensors
-        self._version = owner._version
+    def __init__(self, owner: Tensor, forget: Callable[["_Shadow"], None], values: Tensor) -> None:
+        super().__init__(owner, forget)  # type: ignore[call-arg]
+        self.key = id(owner)
         self.values = values
+        self._version = owner._version
+        self._pointer = owner.data_ptr()
+
+    def __new__(cls, owner: Tensor, forget: Any, values: Tensor) -> "_Shadow":
+        return super().__new__(cls, owner, forget)
 
     def holds_for(self, tensor: Tensor) -> bool:
-        return self._owner() is tensor and self._version == tensor._version
+        """Whether this is the tensor, and nobody has written on it."""
+        return (
+            self() is tensor
+            and self._version == tensor._version
+            and self._pointer == tensor.data_ptr()
+        )
 
 
 class HostShadow(TorchFunctionMode):
@@ -57,6 +70,7 @@ class HostShadow(TorchFunctionMode):
         super().__init__()
         self._device_type = device_type
         self._pinned = pinned
+        self._shadows: dict[int, _Shadow] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -64,7 +78,9 @@ class HostShadow(TorchFunctionMode):
         """Run a function of torch."""
         kwargs = kwargs or {}
         handle = _HANDLERS.get(func)
-        return func(*args, **kwargs) if handle is None else handle(self, func, args, kwargs)
+        if handle is None or not args or torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        return handle(self, func, args, kwargs)
 
     # ------------------------------------------------------------------ to the device and back
 
@@ -75,11 +91,12 @@ class HostShadow(TorchFunctionMode):
         if device is None or not _is_plain(tensor):
             return func(*args, **kwargs)
         if tensor.device.type == "cpu" and device.type == self._device_type:
-            if tensor.nbytes <= BROUGHT_LIMIT:
+            if self._may_bring(tensor):
                 return self._bring(tensor, device, dtype or tensor.dtype)
         elif tensor.device.type == self._device_type and device.type == "cpu":
             values = self._values_of(tensor)
-            if values is not None:
+            # Floats that are no integers become other ones on other devices.
+            if values is not None and (dtype is None or dtype.is_floating_point):
                 return torch.empty_like(values, dtype=dtype, pin_memory=False).copy_(values)
         return func(*args, **kwargs)
 
@@ -97,32 +114,24 @@ class HostShadow(TorchFunctionMode):
             return made.to(device)
         return self._bring(made, device, made.dtype)
 
-    def _fill(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`zeros` and `ones`."""
-        result = func(*args, **kwargs)
-        there = result.device.type == self._device_type and result.nbytes <= KNOWN_LIMIT
-        if there and _is_plain(result) and not kwargs.keys() - {"device", "dtype", "size"}:
-            return _known(result, func(*args, **{**kwargs, "device": "cpu"}))
-        return result
-
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`copy_`."""
-        target, source, *rest = args
-        if (
-            not rest
-            and not kwargs
-            and isinstance(source, Tensor)
-            and _is_plain(source)
-            and source.device.type == "cpu"
-            and target.device.type == self._device_type
-            and source.nbytes <= BROUGHT_LIMIT
-        ):
-            return func(target, self._staged(source, source.dtype), non_blocking=True)
-        return func(*args, **kwargs)
+        if len(args) != 2 or kwargs or not self._may_bring(args[1]):
+            return func(*args, **kwargs)
+        target, source = args
+        if target.device.type == self._device_type:
+            source, kwargs = self._staged(source, source.dtype), {"non_blocking": True}
+        return func(target, source, **kwargs)
+
+    def _may_bring(self, tensor: Any) -> bool:
+        """Whether this is a small tensor on the host that may be read at once; into pinned memory
+        something may be on its way from the device."""
+        here = isinstance(tensor, Tensor) and tensor.device.type == "cpu" and _is_plain(tensor)
+        return here and tensor.nbytes <= BROUGHT_LIMIT and not tensor.is_pinned()
 
     def _bring(self, tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
         staged = self._staged(tensor, dtype)
-        return _known(staged.to(device, non_blocking=True), staged)
+        return self._know(staged.to(device, non_blocking=True), staged)
 
     def _staged(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.empty_like(tensor, dtype=dtype, pin_memory=self._pinned).copy_(tensor)
@@ -137,10 +146,13 @@ class HostShadow(TorchFunctionMode):
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of which is known what it gives."""
         result = func(*args, **kwargs)
-        values = [self._host_side(arg) for arg in args]
-        if kwargs or any(value is None for value in values) or not _is_followed(result):
+        if kwargs or not _is_followed(result):
             return result
-        return _known(result, func(*values))
+        values = [self._host_side(arg) for arg in args]
+        kinds = {part.dtype for part in parts_of(values) if isinstance(part, Tensor)}
+        if len(kinds) != 1 or any(value is None for value in values):
+            return result
+        return self._know(result, func(*values))
 
     def _select(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`[]`."""
@@ -164,19 +176,16 @@ class HostShadow(TorchFunctionMode):
         values = self._values_of(tensor)
         if values is None:
             return result
-        return _known_all(result, func(values, *rest, **kwargs))
-
-    def _iterate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """`iter`."""
-        if self._values_of(args[0]) is None:
-            return func(*args, **kwargs)
-        return iter(self._follow_parts(Tensor.unbind, (args[0],), {}))
+        parts = func(values, *rest, **kwargs)
+        if isinstance(result, Tensor):
+            return self._know(result, parts)
+        return type(result)(map(self._know, result, parts))
 
     def _find(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`nonzero`: its shape is only known when its values are."""
         tensor = args[0]
         values = self._values_of(tensor)
-        if values is None:
+        if values is None or kwargs.keys() - {"as_tuple"}:
             return func(*args, **kwargs)
         found = func(values, *args[1:], **kwargs)
         if isinstance(found, tuple):
@@ -187,8 +196,27 @@ class HostShadow(TorchFunctionMode):
         """Return what the host knows of a tensor on the device."""
         if not isinstance(tensor, Tensor) or tensor.device.type != self._device_type:
             return None
-        shadow = getattr(tensor, _NAME, None)
+        shadow = self._shadows.get(id(tensor))
         return shadow.values if shadow is not None and shadow.holds_for(tensor) else None
+
+    def _know(self, tensor: Tensor, values: Tensor) -> Tensor:
+        """Note what the values of a tensor on the device are."""
+        if values.nbytes <= KNOWN_LIMIT and not tensor.is_inference():
+            shadow = _Shadow(tensor, self._forget, values)
+            self._shadows[shadow.key] = shadow
+        return tensor
+
+    def _forget(self, shadow: _Shadow) -> None:
+        """Drop what was known of a tensor that is no more."""
+        if self._shadows.get(shadow.key) is shadow:
+            del self._shadows[shadow.key]
+
+    def _expose(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What gives its memory to somebody, who may write there unseen."""
+        for part in parts_of(list(args)):
+            if isinstance(part, Tensor):
+                self._shadows.pop(id(part), None)
+        return func(*args, **kwargs)
 
     def _host_side(self, value: Any) -> Any:
         """Return a value as the host knows it; None if it does not."""
@@ -198,19 +226,6 @@ class HostShadow(TorchFunctionMode):
             values = [self._host_side(part) for part in value]
             return None if any(part is None for part in values) else values
         return value if isinstance(value, (bool, int, float)) else None
-
-
-def _known(tensor: Tensor, values: Tensor) -> Tensor:
-    """Note what the values of a tensor on the device are."""
-    if values.nbytes <= KNOWN_LIMIT and not tensor.is_inference():
-        setattr(tensor, _NAME, _Shadow(tensor, values))
-    return tensor
-
-
-def _known_all(result: Any, values: Any) -> Any:
-    if isinstance(result, Tensor):
-        return _known(result, values)
-    return type(result)(map(_known, result, values))
 
 
 def _target(func: Any, args: Any, kwargs: Any) -> tuple[torch.device | None, torch.dtype | None]:
@@ -233,15 +248,25 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _is_followed(result: Any) -> bool:
-    return type(result) is Tensor and not result.requires_grad
+    """Whether a result is small, and of a type in which sums are rounded in one way only."""
+    if type(result) is not Tensor or result.requires_grad or result.nbytes > KNOWN_LIMIT:
+        return False
+    return result.dtype in _EXACT
 
 
 def _is_integral(value: Tensor) -> bool:
-    return not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
+    return value.dtype in _INTEGERS
 
 
+_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64}  # an index of uint8 is a mask
+_EXACT = {*_INTEGERS, torch.uint8, torch.bool, torch.float32, torch.float64}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "neg", "repeat_interleave")
+_EXPOSING = (
+    *(Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.__dlpack__),
+    *(_FIELDS.data.__get__, _FIELDS.data.__set__, _FIELDS.__cuda_array_interface__.__get__),
+    *(torch.batch_norm, torch.instance_norm, functional.batch_norm, functional.instance_norm),
+)
 _ANSWERS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 
 
@@ -251,18 +276,17 @@ def _handlers() -> dict[Any, Callable[..., Any]]:
         torch.tensor: shadow._make,
         torch.as_tensor: shadow._make,
         torch.cat: shadow._follow,
-        torch.ones: shadow._fill,
-        torch.zeros: shadow._fill,
         torch.nonzero: shadow._find,
         torch.unbind: shadow._follow_parts,
         Tensor.copy_: shadow._copy,
         Tensor.__getitem__: shadow._select,
-        Tensor.__iter__: shadow._iterate,
         Tensor.unbind: shadow._follow_parts,
         Tensor.nonzero: shadow._find,
     }
     for name in ("to", "cpu", "cuda"):
         handlers[getattr(Tensor, name)] = shadow._convert
+    for exposing in _EXPOSING:
+        handlers[exposing] = shadow._expose
     for name in _ANSWERS:
         handlers[getattr(Tensor, name)] = shadow._answer
     for name in _COMPARISONS:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from .quiet import quiet
 
 USUAL_FILE = "pytorch_lora_weights.safetensors"
@@ -44,6 +46,8 @@ def load_adapters(pipeline: Any, wanted: Mapping[str, str], options: Mapping[str
         except Exception as error:  # a broken file may raise anything
             reason = f"{type(error).__name__}: {error}"[:REASON_LIMIT]
             raise ValueError(f"lora {name!r} cannot be loaded from {source!r}: {reason}") from error
+        if any(_is_unfinished(part) for part in pipeline.components.values()):
+            raise ValueError(f"lora {name!r}: {source!r} lacks some of its weights")
         if name not in _loaded_into(pipeline):
             raise ValueError(f"lora {name!r}: nothing in {source!r} is for this model")
     pipeline.sidestream_lora = tuple(wanted)
@@ -85,3 +89,8 @@ def _silence() -> Iterator[None]:
     with quiet(diffusers=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
         yield
+
+
+def _is_unfinished(component: Any) -> bool:
+    """Whether some weights of a component were never read."""
+    return isinstance(component, nn.Module) and any(part.is_meta for part in component.parameters())
