@@ -77,10 +77,10 @@ class HostShadow(TorchFunctionMode):
     ) -> Any:
         """Run a function of torch."""
         kwargs = kwargs or {}
-        handle = _HANDLERS.get(func)
-        if handle is None or not args or torch.compiler.is_compiling():
+        if not args or torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        return handle(self, func, args, kwargs)
+        handle = _HANDLERS.get(func)
+        return func(*args, **kwargs) if handle is None else handle(self, func, args, kwargs)
 
     # ------------------------------------------------------------------ to the device and back
 
