@@ -17,6 +17,7 @@ from ..engine import (
     EngineClosedError,
     EngineDeadError,
     ExecutionError,
+    OutputError,
     RequestAborted,
     RequestError,
     SidestreamError,
@@ -124,6 +125,9 @@ def api_error(error: SidestreamError, *, began: bool = False) -> ApiError:
         case ExecutionError() if error.remote_type in ("ValueError", "TypeError") and not began:
             # So pipelines refuse arguments, such as a size that is no multiple of 8.
             return ApiError(422, message, code="unsupported")
+        case OutputError():
+            message = "the output could not be made into what was asked for"
+            return ApiError(500, message, code="failed", headers=_RETRY_IS_VAIN)
         case _:
             return ApiError(500, "the pipeline failed", code="failed", headers=_RETRY_IS_VAIN)
 

@@ -11,6 +11,7 @@ from sidestream.engine import (
     DuplicateRequestError,
     EngineBusyError,
     ExecutionError,
+    OutputError,
     Progress,
     Queued,
     RequestAborted,
@@ -230,7 +231,7 @@ async def test_an_error_of_the_host_stage(autojump_clock, outcomes, monkeypatch)
         monkeypatch.setattr(engine._host_stage.postprocessor, "host_stage", host_stage)
         async with engine.stream(raw()) as events:
             (await executor.next_job()).finish()
-            with pytest.raises(ValueError, match="no picture"):
+            with pytest.raises(OutputError, match="no picture"):
                 await events.result()
         assert executor.payloads.held == 0
         assert engine.statistics().failed == 1
