@@ -62,8 +62,8 @@ class ExecutionError(SidestreamError):
 
 
 class OutputError(SidestreamError):
-    """What the pipeline made cannot be turned into the `output_type` of the request; `__cause__`
-    says why."""
+    """What the pipeline made cannot be turned into the `output_type` of the request; a note has the
+    traceback."""
 
 
 def _told_by(kind: str, text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -59,13 +60,15 @@ class HostStage:
             options=sampling.output_options,
         )
         size = sum(tensor.nbytes for tensor in tensors.values())
-        try:
-            if sampling.output_type == "raw" and size <= INLINE_BYTES:
-                return stage()
-            return await trio.to_thread.run_sync(stage, limiter=self._threads)
-        except Exception as error:  # libraries encode, and postprocessors may be somebody else's
-            traceback.clear_frames(error.__traceback__)  # they hold the ring's memory
-            raise OutputError(f"no {sampling.output_type!r} can be made of it: {error}") from error
+        if sampling.output_type == "raw" and size <= INLINE_BYTES:
+            outputs = _attempt(stage, sampling.output_type)
+        else:
+            outputs = await trio.to_thread.run_sync(
+                _attempt, stage, sampling.output_type, limiter=self._threads
+            )
+        if isinstance(outputs, OutputError):
+            raise outputs
+        return outputs
 
     def note_output(self, worker: int) -> None:
         """Let `make_room` look whether this worker's ring has become crowded."""
@@ -91,3 +94,17 @@ class HostStage:
             return {name: tensor.copy() for name, tensor in tensors.items()}
 
         return await trio.to_thread.run_sync(copy, limiter=self._threads)
+
+
+def _attempt(stage: Callable[[], list[Any]], output_type: str) -> list[Any] | OutputError:
+    """Run a stage, and return what it makes, or its error as text: its traceback leads to the
+    ring's memory, which a log that keeps it would keep.
+
+    Libraries encode, and postprocessors may be somebody else's, so it may be any error.
+    """
+    try:
+        return stage()
+    except Exception as error:
+        failure = OutputError(f"no {output_type!r} can be made of it: {error}")
+        failure.add_note(f"In the host stage:\n{traceback.format_exc().rstrip()}")
+        return failure
