@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .disconnect import DISCONNECTED
 from .errors import CLIENT_CLOSED_REQUEST, ApiError
 from .exchange import CURRENT, Exchange
-from .gate import OPEN_PATHS
+from .gate import OPEN_PATHS, path_in_app
 from .log_lines import exchange_fields, line_of
 from .service import Service
 
@@ -66,6 +66,7 @@ class AccessLog:
         scope[_REQUEST_ID] = given if _VALID_ID.fullmatch(given) else uuid.uuid4().hex
         client = (scope.get("client") or ["-"])[0]
         exchange = Exchange(scope[_REQUEST_ID], scope["method"], scope["path"], client)
+        exchange.quiet = path_in_app(scope) in _QUIET_PATHS
         token = CURRENT.set(exchange)
         try:
             with self._span(exchange, scope, headers):
@@ -106,7 +107,7 @@ class AccessLog:
         self, exchange: Exchange, scope: Scope, headers: Headers
     ) -> AbstractContextManager[None]:
         telemetry = self._service.telemetry
-        if telemetry is None or exchange.path in _QUIET_PATHS:
+        if telemetry is None or exchange.quiet:
             return nullcontext()
         return telemetry.exchange(exchange, scope, headers)
 
@@ -114,8 +115,7 @@ class AccessLog:
         route = exchange.route or "other"
         self._service.metrics.http_requests.labels(route, str(exchange.status)).inc()
         fields = exchange_fields(exchange)
-        quiet = exchange.path in _QUIET_PATHS and exchange.status != 401
-        level = logging.DEBUG if quiet else logging.INFO
+        level = logging.DEBUG if exchange.quiet and exchange.status != 401 else logging.INFO
         if logger.isEnabledFor(level):
             line = line_of(fields, as_json=self._service.config.json_logs)
             logger.log(level, "%s", line, extra={"fields": fields})

@@ -23,6 +23,8 @@ class Exchange:
     method: str
     path: str
     client: str
+    quiet: bool = False
+    """Whether it is worth no line and no span."""
     route: str | None = None
     """Of the path, the template; None if there is no such route."""
     status: int = 0

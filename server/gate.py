@@ -18,6 +18,13 @@ WORK_PATHS = ("/v1/images/generations", "/v1/images/edits")
 """Where a POST needs a place in the queue."""
 
 
+def path_in_app(scope: Scope) -> str:
+    """Return the path as the routes see it: below where the app is mounted."""
+    path: str = scope["path"]
+    rest = path.removeprefix(scope.get("root_path", ""))
+    return rest if rest.startswith("/") else path
+
+
 class Gate:
     """Pure-ASGI middleware: asks for a key, and refuses work that there is no room for.
 
@@ -42,7 +49,8 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        if self._keys and scope["path"] not in OPEN_PATHS:
+        path = path_in_app(scope)
+        if self._keys and path not in OPEN_PATHS:
             given = Headers(scope=scope).get("authorization", "")
             kind, _, key = given.partition(" ")
             if kind.lower() != "bearer" or not is_one_of(key.strip().encode("latin-1"), self._keys):
@@ -52,7 +60,7 @@ class Gate:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-        if scope["method"] == "POST" and scope["path"] in WORK_PATHS:
+        if scope["method"] == "POST" and path in WORK_PATHS:
             self._service.check_room()
 
 

@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 import trio
+from fastapi import FastAPI
 from PIL import Image
 
 from sidestream.engine import ConfigError, EngineClosedError, open_engine
@@ -228,6 +229,33 @@ async def test_a_key_is_asked_for_everywhere_but_at_probes():
         for key in keys:
             headers = {"Authorization": f"Bearer {key}"}
             assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("place", ["/", "/deep/below"])
+async def test_keys_and_room_are_the_same_wherever_the_app_is_mounted(place, caplog):
+    caplog.set_level("INFO", "sidestream.server.access")
+    config = painting("uni", options={"forward_ms": 60_000, "steps": LONG}, max_queued_requests=1)
+    prefix = place.rstrip("/")
+    key = {"Authorization": "Bearer key"}
+    async with open_engine(config) as engine:
+        outer = FastAPI(openapi_url=None)
+        outer.mount(place, create_app(engine, ServerConfig(api_keys=("key",))))
+        async with client_of(outer) as client, trio.open_nursery() as nursery:
+            for path in ("/livez", "/readyz", "/health", "/", "/page/main.js"):
+                assert (await client.get(prefix + path)).status_code == 200, path
+            assert not caplog.messages, "probes have no lines"
+            for path in ("/v1/models", "/metrics", "/livez/", "/openapi.json", "/x/livez"):
+                assert_error(await client.get(prefix + path), 401, code="invalid_api_key")
+            assert (await client.get(f"{prefix}/v1/models", headers=key)).status_code == 200
+            path, body = prefix + GENERATIONS, {"prompt": "x"}
+            for count in (1, 2, 3):
+                nursery.start_soon(lambda: client.post(path, json=body, headers=key))
+                await settled(lambda count=count: engine.statistics().claims == count)
+                await settled(lambda count=count: engine.statistics().waiting == max(0, count - 2))
+            answer = await client.post(path, content=b"not looked at", headers=key)
+            assert_error(answer, 429, code="busy")
+            nursery.cancel_scope.cancel()
+        await assert_idle(engine)
 
 
 async def test_the_description_says_where_a_key_is_needed():
