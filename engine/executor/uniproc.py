@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import traceback
+from typing import Any
 
 import trio
 
@@ -61,6 +62,16 @@ class UniProcDiffusionExecutor(RingExecutor):
         super().__init__(config)
         self._thread_ended = trio.Event()
         self._thread_left = threading.Event()
+        self._loading = False
+        """Whether it was left while it loads its model, which nothing can stop."""
+
+    async def start(self, services: trio.Nursery) -> list[dict[str, Any]]:
+        """See `DiffusionExecutor.start`."""
+        try:
+            return await super().start(services)
+        except (trio.Cancelled, KeyboardInterrupt):
+            self._loading = True
+            raise
 
     def _heartbeat_age(self, link: WorkerLink) -> float:
         return math.inf if self._thread_ended.is_set() else 0.0  # it lives as this process does
@@ -92,23 +103,30 @@ class UniProcDiffusionExecutor(RingExecutor):
         if not self.links:
             return
         _switch_interval.restore()
-        with trio.move_on_after(grace):
-            await self._thread_ended.wait()
-        if grace and not self._thread_ended.is_set():  # else it was told not to wait
-            logger.warning(
-                "the worker thread has not stopped within %g s and is left behind;"
-                " this program ends after it",
-                grace,
-            )
-            # An interpreter that ends under a thread in the middle of torch's C++ is aborted.
-            atexit.register(self._thread_left.wait)
+        # An interpreter that ends under a thread in the middle of torch's C++ is aborted. So what
+        # was never ready is waited for, too: it cannot be killed, and it is on its way out.
+        patience = self.config.shutdown_grace
+        if not self._loading:
+            with trio.move_on_after(patience):
+                await self._thread_ended.wait()
+        if self._thread_ended.is_set():
+            return
+        if self._loading:
+            atexit.register(self._thread_left.wait, patience)
+            return
+        logger.warning(
+            "the worker thread has not stopped within %g s and is left behind;"
+            " this program ends after it",
+            patience,
+        )
+        atexit.register(self._thread_left.wait)
 
 
 def _run_worker(segment_fd: int, doorbell_fd: int, left: threading.Event) -> None:
-    # Here, not on the event loop: it imports torch, which takes seconds.
-    from ...workers.worker_proc import WorkerProc
-
     try:
+        # Here, not on the event loop: it imports torch, which takes seconds.
+        from ...workers.worker_proc import WorkerProc
+
         WorkerProc.attach(segment_fd, doorbell_fd).run()
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # they end a worker only
         raise RuntimeError(f"the worker was ended by {error!r}") from error

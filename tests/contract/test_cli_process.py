@@ -10,6 +10,8 @@ import psutil
 import pytest
 from PIL import Image
 
+from ..harness.engines import offer_pipelines
+
 COMMAND = [sys.executable, "-m", "sidestream.engine", "generate"]
 PATIENCE = 120
 SLOW = ("--set", "model_options.forward_ms=60000", "--set", "model_options.steps=300")
@@ -126,6 +128,21 @@ def test_pictures_that_are_complete_stay_after_ctrl_c(tmp_path):
     assert process.returncode == 130
     assert error.splitlines()[-1] == "sidestream: interrupted; 1 of 2 outputs are complete"
     assert [str(file) for file in tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("troubled:lingers", "LookupError: _Weights are lost"), ("random:nonsense", "random family")],
+)
+def test_a_start_that_fails_ends_in_order_however_the_worker_lets_go(
+    tmp_path, monkeypatch, model, reason
+):
+    offer_pipelines(monkeypatch)
+    patience = ("--set", f"shutdown_grace={PATIENCE}")
+    done = generate("a", "-o", tmp_path, "-q", "--executor", "uni", "--model", model, *patience)
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert reason in line
 
 
 def test_the_installed_command_is_the_same():

@@ -17,6 +17,20 @@ def raises() -> None:
     raise LookupError("the weights are lost")
 
 
+class _Weights:
+    """Take a while to be let go of, in torch's C++."""
+
+    def __del__(self) -> None:
+        matrix = torch.ones(256, 256)
+        for _ in range(1000):
+            matrix = matrix @ matrix
+
+
+def lingers() -> None:
+    weights = _Weights()
+    raise LookupError(f"{type(weights).__name__} are lost")
+
+
 def exits() -> None:
     print("these are its last words", file=sys.stderr, flush=True)
     os._exit(3)
