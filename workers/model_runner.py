@@ -1,7 +1,7 @@
 """The model runner: runs requests on one pipeline, in waves or step by step."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -81,7 +81,8 @@ class DiffusionModelRunner:
             requests: The wave. An error in one of them does not concern the others.
             events: Told about progress, and about each request as soon as it ends.
         """
-        wave = _Wave(self._endings, events)
+        self._hub.drive(self._pace.wait)
+        wave = _Wave(self._endings, events, self._end_round)
         with self._hub:
             lanes = [wave.add(self._hub, request) for request in requests]
             try:
@@ -90,6 +91,7 @@ class DiffusionModelRunner:
                     wave.fail_rest(self._hub.poison)
             finally:
                 self._hub.abandon(lanes)
+        self._mark_pace()
 
     def execute_stepwise(
         self, new: Sequence[RunnerRequest], scheduled: Sequence[str], events: RunnerEvents
@@ -108,9 +110,18 @@ class DiffusionModelRunner:
         if scheduled:
             self._hub.drive(self._pace.wait)
         progress = self._steps.tick(new, scheduled, events)
-        if scheduled and self._hub.poison is None:
-            self._hub.drive(self._pace.mark)
+        if scheduled:
+            self._mark_pace()
         return progress
+
+    def _end_round(self) -> None:
+        """Wait until the device has begun with the step of a wave that is in its queue now."""
+        self._mark_pace()
+        self._hub.drive(self._pace.wait)
+
+    def _mark_pace(self) -> None:
+        if self._hub.poison is None:
+            self._hub.drive(self._pace.mark)
 
     def abandon_steps(self) -> None:
         """End all open requests of step mode; nobody is told."""
@@ -161,11 +172,16 @@ def _replay_for(hub: Hub, platform: Platform, budget: int | None) -> ReplayExecu
 class _Wave:
     """The requests of one wave, and what has been told about them."""
 
-    def __init__(self, endings: Endings, events: RunnerEvents) -> None:
+    def __init__(
+        self, endings: Endings, events: RunnerEvents, end_round: Callable[[], None]
+    ) -> None:
         self._endings = endings
         self._events = events
+        self._end_round = end_round
         self._requests: dict[Lane, RunnerRequest] = {}
         self._told: dict[Lane, int] = {}
+        self._stepped: set[Lane] = set()
+        """Those that have made a step in this round; it ends when one of them makes another."""
 
     def add(self, hub: Hub, request: RunnerRequest) -> Lane:
         """Open a lane for a request, and follow it."""
@@ -180,9 +196,16 @@ class _Wave:
         if lane.step != self._told.get(lane, 0):
             self._told[lane] = lane.step
             self._events.on_progress(request_id, *lane.progress())
+            self._note_step(lane)
         if lane.done:
             del self._requests[lane]
             self._events.on_done(self._endings.of_lane(request_id, lane, latent=latent))
+
+    def _note_step(self, lane: Lane) -> None:
+        if lane in self._stepped:
+            self._stepped.clear()
+            self._end_round()
+        self._stepped.add(lane)
 
     def fail_rest(self, error: Exception) -> None:
         """End every request that is left, because the device is lost."""

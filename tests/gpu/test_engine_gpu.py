@@ -10,7 +10,7 @@ import pytest
 import torch
 import trio
 
-from sidestream.engine import EngineConfig, ExecutionError, Preview, open_engine
+from sidestream.engine import EngineConfig, ExecutionError, Preview, Progress, open_engine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,6 +75,23 @@ async def test_a_failed_request_leaves_the_device_usable() -> None:
             await engine.generate("fail")
         result = await engine.generate("a", seed=5, output_type="raw")
         assert np.unique(result.output.numpy()).tolist() == [5]
+
+
+@pytest.mark.parametrize("mode", ["request", "step"])
+async def test_the_device_stops_soon_after_an_abort(mode: str) -> None:
+    """Of a forward of ten seconds, which the host could give to the device in a few milliseconds."""
+    config = dataclasses.replace(synthetic("mp", forward_ms=10_000, steps=500), mode=mode)
+    async with (
+        open_engine(config, warmup=False) as engine,
+        engine.stream("a", request_id="long") as events,
+    ):
+        async for event in events:
+            if isinstance(event, Progress) and event.step >= 3:
+                break
+        with trio.fail_after(2):
+            assert await engine.abort("long")
+            short = await engine.generate("b", seed=9, num_inference_steps=1, output_type="raw")
+        assert np.unique(short.output.numpy()).tolist() == [9]
 
 
 @pytest.mark.parametrize("mode", ["request", "step"])
