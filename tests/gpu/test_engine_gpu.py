@@ -79,7 +79,7 @@ async def test_a_failed_request_leaves_the_device_usable() -> None:
 
 @pytest.mark.parametrize("mode", ["request", "step"])
 async def test_the_device_stops_soon_after_an_abort(mode: str) -> None:
-    """Of a forward of ten seconds, which the host could give to the device in a few milliseconds."""
+    """The host could give all of this forward of ten seconds to the device in a moment."""
     config = dataclasses.replace(synthetic("mp", forward_ms=10_000, steps=500), mode=mode)
     async with (
         open_engine(config, warmup=False) as engine,
