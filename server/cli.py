@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -167,15 +167,39 @@ async def _watch_signals(
 
 def announce(url: str, service: Service) -> None:
     """Say that the server is ready, and how to use it."""
-    key = " -H 'Authorization: Bearer KEY'" if service.config.api_keys else ""
     click.echo(f"sidestream serves {service.model_name} at {url}")
     click.echo(f"  {url}/ is a page to try it with")
-    header = f"-H 'Content-Type: application/json'{key}"
-    if service.ready_engine().capabilities["media"] == "video":
-        click.echo(f"""  curl {url}/v1/videos {header} -d '{{"prompt": "waves"}}'""")
+    key = " -H 'Authorization: Bearer KEY'" if service.config.api_keys else ""
+    for line in example(url, key, service.ready_engine().capabilities):
+        click.echo(f"  {line}")
+
+
+def example(url: str, key: str, capabilities: Mapping[str, Any]) -> Iterator[str]:
+    """Return how to ask for what a model makes, with programs that every machine has.
+
+    Args:
+      url: of the server.
+      key: further options of curl.
+      capabilities: of the pipeline.
+    """
+    from_image, arguments = capabilities["from_image"], capabilities["arguments"]
+    if capabilities["media"] == "video":
+        form = " -F input_reference=@picture.png" if from_image else None
+        yield f"curl -s {url}/v1/videos{key}{_fields('waves', form)}"
+        yield f"curl -s {url}/v1/videos/ID{key}  # how far it is: ID is what the first one tells"
+        yield f"curl -s {url}/v1/videos/ID/content{key} -o video.mp4"
         return
-    click.echo(
-        f"  curl {url}/v1/images/generations {header}"
-        """ -d '{"prompt": "a large red circle"}'"""
-        " | jq -r '.data[0].b64_json' | base64 -d > picture.png"
+    mask = " -F mask=@mask.png" if "mask_image" in arguments else ""
+    form = f" -F image=@picture.png{mask}" if from_image else None
+    route = "edits" if from_image else "generations"
+    yield (
+        f"curl -s {url}/v1/images/{route}{key}{_fields('a large red circle', form)}"
+        """ | grep -o '"b64_json":"[^"]*' | cut -d'"' -f4 | base64 -d > made.png"""
     )
+
+
+def _fields(prompt: str, form: str | None) -> str:
+    """Return the options of curl that send a prompt: in a form that has pictures, or as JSON."""
+    if form is not None:
+        return f" -F prompt='{prompt}'{form}"
+    return f""" -H 'Content-Type: application/json' -d '{{"prompt": "{prompt}"}}'"""

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from ..engine import (
     DeadlineExceededError,
+    DiffusionRequest,
     DuplicateRequestError,
     EngineBusyError,
     EngineClosedError,
@@ -130,6 +131,34 @@ def api_error(error: SidestreamError, *, began: bool = False) -> ApiError:
             return ApiError(500, message, code="failed", headers=_RETRY_IS_VAIN)
         case _:
             return ApiError(500, "the pipeline failed", code="failed", headers=_RETRY_IS_VAIN)
+
+
+def without_picture(
+    error: ExecutionError, request: DiffusionRequest, capabilities: Mapping[str, Any]
+) -> ApiError | None:
+    """Find the answer to a request that failed before its first step for want of a picture.
+
+    No signature tells whether a pipeline needs the picture that it takes: those that edit do, and
+    some that make pictures of texts take one besides. So it is run, and this is told with what it
+    said.
+
+    Args:
+      error: what came of it.
+      request: what was run.
+      capabilities: of the pipeline.
+
+    Returns:
+      None if it did not fail for want of a picture.
+    """
+    if not capabilities["from_image"] or capabilities["media"] != "image":
+        return None
+    if error.remote_type not in ("ValueError", "TypeError", "AttributeError"):
+        return None
+    for argument, field in (("image", "image"), ("mask_image", "mask")):
+        if argument in capabilities["arguments"] and argument not in request.sampling.extra_args:
+            message = f"{field}: the model works on one, which POST /v1/images/edits takes; {error}"
+            return ApiError(422, message, code="unsupported", param=field)
+    return None
 
 
 def add_handlers(app: FastAPI) -> None:

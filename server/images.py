@@ -110,9 +110,9 @@ async def _inputs(service: Service, params: EditParams) -> dict[str, Any]:
         raise ApiError(400, f"image: at most {config.max_images}", param="image")
     for name, argument in _ARGUMENTS.items():
         if getattr(params, name) not in (None, []) and argument not in accepted:
-            raise ApiError(
-                422, f"{name}: the model does not take it", code="unsupported", param=name
-            )
+            hint = ": POST /v1/images/generations" if argument == "image" else ""
+            message = f"{name}: the model does not take it{hint}"
+            raise ApiError(422, message, code="unsupported", param=name)
     limit = min(config.max_image_pixels, config.max_pixels // params.n)
     pictures = [(await read_picture(file, "image", limit)).convert("RGB") for file in files]
     inputs: dict[str, Any] = {"image": pictures[0] if len(pictures) == 1 else pictures}

@@ -83,7 +83,7 @@ def check_adapters(params: RequestParams, capabilities: Mapping[str, Any]) -> No
     for name in params.lora or ():
         if name not in names:
             hint = nearest(name, names) if names else "there are none"
-            raise invalid("lora", f"there is no adapter {name[:64]!r}; {hint}")
+            raise invalid(f"lora.{name[:64]}", f"there is no such adapter; {hint}")
 
 
 def read_size(size: str | None, config: ServerConfig) -> tuple[int | None, int | None]:

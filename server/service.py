@@ -17,11 +17,12 @@ from ..engine import (
     DiffusionRequest,
     DiffusionResult,
     EngineBusyError,
+    ExecutionError,
     RequestAborted,
     SidestreamError,
 )
 from .config import ServerConfig
-from .errors import ApiError, api_error, busy, unavailable
+from .errors import ApiError, api_error, busy, unavailable, without_picture
 from .exchange import CURRENT
 from .log_lines import line_of, record_fields
 from .metrics import Metrics
@@ -36,6 +37,8 @@ LONGEST_RETRY = 60
 """Seconds; nobody is told to stay away for longer."""
 FIRST_RETRY = 5
 """Seconds to stay away while nobody knows how long the engine takes to start."""
+ROUTES = {"image": "/v1/images/generations", "video": "/v1/videos"}
+"""Where to ask for what models make."""
 ABORT_PATIENCE = 30.0
 """How long a handler waits for the worker to let go of a request that its client has left, s."""
 
@@ -175,7 +178,9 @@ class Service:
             )
         made = self.ready_engine().capabilities["media"]
         if made != media:
-            raise ApiError(422, f"{name!r} makes {made}, not {media}", code="unsupported")
+            hint = f": POST {ROUTES[made]}" if made in ROUTES else ""
+            message = f"model: {name!r} makes {made}, not {media}{hint}"
+            raise ApiError(422, message, code="unsupported", param="model")
 
     # -- requests
 
@@ -200,7 +205,10 @@ class Service:
                 yield NotedEvents(events, record)
         except SidestreamError as error:
             record.end("cancelled" if isinstance(error, RequestAborted) else "failed", error)
-            raise self._answer_to(error, record) from error
+            answer = self._answer_to(error, record)
+            if isinstance(error, ExecutionError) and not record.step:
+                answer = without_picture(error, request, engine.capabilities) or answer
+            raise answer from error
         except trio.Cancelled:
             if record.ended:  # what is lost is only the sending
                 raise

@@ -64,5 +64,5 @@ def url_told_by(process: ServeProcess) -> str:
     url = line.split()[-1]
     assert url.startswith("http://127.0.0.1:")
     assert process.stdout.readline() == f"  {url}/ is a page to try it with\n"
-    assert process.stdout.readline().startswith(f"  curl {url}{GENERATIONS} ")
+    assert process.stdout.readline().startswith(f"  curl -s {url}{GENERATIONS} ")
     return url

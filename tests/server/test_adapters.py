@@ -105,10 +105,12 @@ async def test_forms_have_it_as_a_name_or_as_json(lora):
 
 
 WRONG = [
-    ("styl", "lora"),
-    ({"styl": 1.0}, "lora"),
-    (["style", "no"], "lora"),
-    ({"": 1.0}, "lora"),
+    ("styl", "lora.styl"),
+    ({"styl": 1.0}, "lora.styl"),
+    (["style", "no"], "lora.no"),
+    ({"": 1.0}, "lora."),
+    ({"a.b": 1.0}, "lora.a.b"),
+    ({"x" * 1000: 1.0}, f"lora.{'x' * 64}"),
     ({"style": 101}, "lora.style"),
     ({"style": "strong"}, "lora.style"),
     ([1], "lora"),
@@ -126,7 +128,7 @@ async def test_what_is_wrong_is_answered_with_the_field(text_lora):
             assert (error["param"], error["code"]) == (param, "invalid_value")
         answer = await client.post(GENERATIONS, json=SMALL | {"lora": "styl"})
         assert answer.json()["error"]["message"] == (
-            "lora: there is no adapter 'styl'; did you mean 'style'?"
+            "lora.styl: there is no such adapter; did you mean 'style'?"
         )
         assert engine.statistics().claims == 0
 
@@ -159,7 +161,7 @@ async def test_without_adapters_there_are_none_to_name():
         answer = await client.post(GENERATIONS, json={"prompt": "x", "lora": "style"})
         assert answer.status_code == 400
         assert answer.json()["error"]["message"] == (
-            "lora: there is no adapter 'style'; there are none"
+            "lora.style: there is no such adapter; there are none"
         )
         model = (await client.get("/v1/models")).json()["data"][0]
         assert model["lora"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,13 +12,15 @@ import threading
 import httpx2
 import psutil
 import pytest
+import trio
 from click.testing import CliRunner
+from PIL import Image
 
-from sidestream.engine import ConfigError
+from sidestream.engine import ConfigError, open_engine
 from sidestream.engine.cli import cli, main
-from sidestream.server.cli import read_settings, serve
+from sidestream.server.cli import announce, read_settings, serve
 
-from ..harness.http import GENERATIONS
+from ..harness.http import GENERATIONS, png, served
 from ..harness.serve_process import serving, url_told_by
 from ..harness.surroundings import PATIENCE
 
@@ -195,6 +198,23 @@ def test_a_missing_extra_is_one_line():
     done = run(f"{without}main(['--help'])")
     assert done.returncode == 0
     assert "needs the extra" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize(
+    ("model", "key"), [("random:sd15", ()), ("random:sd15", ("KEY",)), ("random:sd15-inpaint", ())]
+)
+async def test_the_example_that_it_prints_makes_a_picture(model, key, capsys, tmp_path):
+    for name in ("picture.png", "mask.png"):
+        (tmp_path / name).write_bytes(png())
+    config = {"model": model, "device": "cpu", "warmup": False}
+    with trio.fail_after(PATIENCE):
+        async with open_engine(config) as engine, served(engine, api_keys=key) as server:
+            announce(server.url, server.app.state.service)
+            command = capsys.readouterr().out.splitlines()[2]
+            await trio.run_process(["sh", "-c", command], cwd=tmp_path, stderr=None)
+    with Image.open(tmp_path / "made.png") as picture:
+        assert picture.size == (64, 64)
 
 
 def test_it_is_among_the_commands():

@@ -15,8 +15,9 @@ from sidestream.engine import ConfigError, EngineClosedError, open_engine
 from sidestream.server import ServerConfig, create_app
 
 from ..harness.engines import LONG, offer_pipelines, painting, synthetic
-from ..harness.http import EDITS, GENERATIONS, asgi_client, client_of, png
+from ..harness.http import EDITS, GENERATIONS, asgi_client, client_of, events_of, png
 from ..harness.surroundings import assert_idle, settled
+from ..harness.videos import VIDEOS
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +142,38 @@ async def test_a_model_that_makes_no_pictures_says_so():
     video = painting("uni", options={"shape": (1, 3, 3, 64, 64)})
     async with open_engine(video) as engine, asgi_client(engine) as client:
         assert_error(await client.post(GENERATIONS, json={"prompt": "x"}), 422)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_asks_at_the_wrong_route_is_told_the_right_one(stream):
+    config = {"device": "cpu", "warmup": False}
+    body = {"prompt": "x", "num_inference_steps": 1, "stream": stream}
+    form = {name: str(value) for name, value in body.items()}
+    files = {"image": ("a.png", png())}
+
+    def error_of(answer):
+        if answer.status_code == 200:
+            ((name, data),) = events_of(answer.text)
+            assert name == "error"
+            return data["error"]
+        assert answer.status_code == 422, answer.text
+        return answer.json()["error"]
+
+    for model, path, param, route in (
+        ("random:sd15-img2img", GENERATIONS, "image", EDITS),
+        ("random:sd15-inpaint", GENERATIONS, "image", EDITS),
+        ("random:sd15-inpaint", EDITS, "mask", EDITS),
+        ("random:sd15", EDITS, "image", GENERATIONS),
+        ("random:wan", GENERATIONS, "model", VIDEOS),
+    ):
+        async with open_engine(config, model=model) as engine, asgi_client(engine) as client:
+            sent = {"json": body} if path == GENERATIONS else {"data": form, "files": files}
+            error = error_of(await client.post(path, **sent))
+            assert error["code"] == "unsupported"
+            assert error["param"] == param
+            assert error["message"].startswith(f"{param}: ")
+            assert f"POST {route}" in error["message"]
+            await assert_idle(engine)
 
 
 async def test_a_failing_pipeline_is_not_to_be_tried_again(caplog):

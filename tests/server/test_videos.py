@@ -25,6 +25,7 @@ from ..harness.surroundings import PATIENCE, assert_idle, nothing_left, settled
 from ..harness.videos import VIDEOS, assert_error, create, frames_of, ids, made, told, working
 
 SLOW = {"forward_ms": 60_000, "steps": LONG}
+JSON = "-H 'Content-Type: application/json'"
 
 
 @pytest.fixture(autouse=True)
@@ -251,8 +252,9 @@ async def test_a_cancelled_server_ends_jobs():
 async def test_a_server_of_videos_says_how_to_make_one(capsys):
     async with open_engine(filming("uni")) as engine:
         announce("http://here", create_app(engine).state.service)
-    command = """curl http://here/v1/videos -H 'Content-Type: application/json'"""
-    assert f"""{command} -d '{{"prompt": "waves"}}'\n""" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"""curl -s http://here/v1/videos {JSON} -d '{{"prompt": "waves"}}'\n""" in told
+    assert "curl -s http://here/v1/videos/ID/content -o video.mp4\n" in told
 
 
 async def test_without_a_server_there_is_nobody_to_run_jobs():
