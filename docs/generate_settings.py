@@ -26,7 +26,8 @@ PARTS: tuple[tuple[type[Strict], str], ...] = (
     (
         EngineConfig,
         "Of an engine: arguments of `open_engine`, the top level of a TOML file, and"
-        " `--set NAME=VALUE` on the command line.",
+        " `--set NAME=VALUE` on the command line. The same file may have a table `[server]`, which"
+        " only `sidestream serve` reads.",
     ),
     (
         SamplingParams,

@@ -21,6 +21,7 @@ MEBIBYTE = 1 << 20
 SIZES_LIMIT = 256
 SIDE_LIMIT = 65_536
 ADAPTERS_LIMIT = 256
+DEVICE = re.compile("cpu|(auto|cuda)(:[0-9]{1,3})?")
 ADAPTER_NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 
 
@@ -31,6 +32,13 @@ def _executor(value: Any) -> Any:
     ):
         return value
     raise ValueError("'uni', 'mp', an import path 'package.module:Class', or a class")
+
+
+def _device(value: Any) -> Any:
+    """Accept what workers run on."""
+    if not isinstance(value, str) or not DEVICE.fullmatch(value):
+        raise ValueError("'auto', 'cpu', 'cuda' or 'cuda:N'")
+    return value
 
 
 def _scheduler(value: Any) -> Any:
@@ -96,6 +104,7 @@ class EngineConfig(Strict):
 
     error: ClassVar[type[ValueError]] = ConfigError
     noun: ClassVar[str] = "setting"
+    belongs: ClassVar[str] = "the engine: open_engine(..., {}=...)"
 
     model: str = option(
         "shapes",
@@ -119,7 +128,7 @@ class EngineConfig(Strict):
         1, whole(1, 64), "data-parallel workers, each with the whole model ('uni': 1)"
     )
     device: str = option(
-        "auto", text(64), "'auto', 'cpu', 'cuda' (worker i takes device i), 'cuda:N'"
+        "auto", _device, "'auto', 'cpu', 'cuda' (worker i takes device i), 'cuda:N'"
     )
     dtype: str | None = option(
         None,
@@ -238,7 +247,8 @@ class EngineConfig(Strict):
         """Make a config from a config, a mapping, or the path of a TOML file.
 
         Args:
-          source: where the settings come from. In a TOML file they stand at the top level.
+          source: where the settings come from. In a TOML file they stand at the top level; its
+            table ``[server]`` is not for the engine.
           overrides: settings that win over `source`.
         """
         if isinstance(source, EngineConfig):
@@ -249,6 +259,8 @@ class EngineConfig(Strict):
             settings = tomllib.loads(Path(source).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{os.fspath(source)}: {error}") from error
+        if isinstance(settings.get("server"), dict):
+            del settings["server"]  # one file serves `sidestream serve`, too
         try:
             return cls(**{**settings, **overrides})
         except ConfigError as error:

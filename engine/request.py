@@ -8,7 +8,19 @@ from typing import Any, ClassVar
 
 from ..postprocess import MISSING_PYAV, OUTPUT_TYPES, VIDEO_TYPE, has_pyav
 from .errors import RequestError
-from .strict import Strict, choice, flag, names_of, nearest, number, option, table, text, whole
+from .strict import (
+    Strict,
+    choice,
+    elsewhere,
+    flag,
+    names_of,
+    nearest,
+    number,
+    option,
+    table,
+    text,
+    whole,
+)
 
 PROMPT_LIMIT = 20_000
 """Characters of a prompt; text encoders read some hundred tokens at most."""
@@ -50,6 +62,7 @@ class SamplingParams(Strict):
 
     error: ClassVar[type[ValueError]] = RequestError
     noun: ClassVar[str] = "sampling parameter"
+    belongs: ClassVar[str] = "a request: engine.generate(..., {}=...)"
 
     width: int | None = option(None, whole(1, 16_384, optional=True), "width of the output, pixels")
     height: int | None = option(
@@ -95,6 +108,13 @@ class SamplingParams(Strict):
     )
 
 
+def _hint(name: str) -> str:
+    """Return what to say of a name that is no field of a request."""
+    valid = names_of(DiffusionRequest) | names_of(SamplingParams)
+    further = "(further arguments of the pipeline go into extra_args)"
+    return elsewhere(name, valid) or f"{nearest(name, valid)} {further}"
+
+
 def _sampling(value: Any) -> Any:
     if not isinstance(value, SamplingParams):
         raise ValueError("SamplingParams")
@@ -116,6 +136,7 @@ class DiffusionRequest(Strict):
 
     error: ClassVar[type[ValueError]] = RequestError
     noun: ClassVar[str] = "request parameter"
+    belongs: ClassVar[str] = "a request: engine.generate(..., {}=...)"
 
     prompt: str | None = dataclasses.field(
         default=None,
@@ -155,10 +176,7 @@ class DiffusionRequest(Strict):
             elif name in sampling_names:
                 sampling[name] = value
             else:
-                raise RequestError(
-                    f"unknown parameter {name!r}: {nearest(name, own | sampling_names)}"
-                    " (further arguments of the pipeline go into extra_args)"
-                )
+                raise RequestError(f"unknown parameter {name!r}: {_hint(name)}")
         if sampling:
             if "sampling" in request:
                 raise RequestError(f"{', '.join(sampling)} cannot be given beside sampling")

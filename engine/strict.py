@@ -21,6 +21,8 @@ T = TypeVar("T")
 Check = Callable[[Any], Any]
 
 _NO_DEFAULT = object()
+_kinds: list[type[Strict]] = []
+"""The classes whose fields people know by name."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -36,11 +38,35 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """Return a hint about the valid names: those that the name is a part of, else the nearest, else
     all."""
     valid = sorted(valid)
-    close = [word for word in valid if len(name) > 2 and name in word]
-    close = close or difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    close = _with_part(name, valid) or _resembling(name, valid, 0.5)
     if not close:
         return f"valid names: {', '.join(valid)}"
     return f"did you mean {' or '.join(map(repr, close[:3]))}?"
+
+
+def elsewhere(name: str, valid: Iterable[str]) -> str | None:
+    """Return where a name is known, or one like it, if that is not here but in another `Strict`
+    class."""
+    for kind in _kinds:
+        if name in names_of(kind):
+            return f"it belongs to {kind.belongs.format(name)}"
+    if _with_part(name, valid) or _resembling(name, valid, 0.7):
+        return None
+    for kind in _kinds:
+        for word in _resembling(name, names_of(kind), 0.7):
+            return f"did you mean {word!r}? That belongs to {kind.belongs.format(word)}"
+    return None
+
+
+def _with_part(name: str, valid: Iterable[str]) -> list[str]:
+    return [word for word in valid if len(name) > 2 and name in word]
+
+
+def _resembling(name: str, valid: Iterable[str], cutoff: float) -> list[str]:
+    """Return the nearest name, or none."""
+    close = difflib.get_close_matches(name, sorted(valid), cutoff=cutoff)
+    # Letters that changed places are likelier than one too many.
+    return sorted(close, key=lambda word: sorted(word) != sorted(name))[:1]
 
 
 @functools.cache
@@ -77,7 +103,8 @@ class _StrictMeta(type):
         names = names_of(cls)  # type: ignore[arg-type]
         if not kwargs.keys() <= names:
             name = next(name for name in kwargs if name not in names)
-            raise cls.error(f"unknown {cls.noun} {name!r}: {nearest(name, names)}")  # type: ignore[attr-defined]
+            hint = elsewhere(name, names) or nearest(name, names)
+            raise cls.error(f"unknown {cls.noun} {name!r}: {hint}")  # type: ignore[attr-defined]
         return super().__call__(*args, **kwargs)  # type: ignore[misc, no-any-return]
 
 
@@ -87,6 +114,13 @@ class Strict(metaclass=_StrictMeta):
 
     error: ClassVar[type[ValueError]] = ValueError
     noun: ClassVar[str] = "field"
+    belongs: ClassVar[str] = ""
+    """Where a field is given, with {} for its name, for those who give it elsewhere."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.belongs:
+            _kinds.append(cls)
 
     def __post_init__(self) -> None:
         for name, check, good in _checks_of(type(self)):

@@ -47,6 +47,7 @@ class ServerConfig(Strict):
 
     error: ClassVar[type[ValueError]] = ConfigError
     noun: ClassVar[str] = "setting of the server"
+    belongs: ClassVar[str] = "the server: its table [server] in a file, or --set server.{}=..."
 
     host: str = option("127.0.0.1", text(256), "address to listen at; '0.0.0.0': everybody's")
     port: int = option(8000, whole(0, 65_535), "port to listen at; 0: any free one")

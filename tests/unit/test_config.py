@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ REFUSED = {
     "model_options": [None, [], {1: 2}, {"dtype": NOTHING}],
     "executor": ["threads", 7, None],
     "num_workers": [0, 65, 1.0, True, "1"],
-    "device": ["", 0],
+    "device": ["", 0, "gpu", "CUDA", "cuda:", "cuda:x", "cpu:0", ["cpu"]],
     "dtype": ["float8", 16],
     "lora": [
         "style",
@@ -98,6 +99,30 @@ def test_an_unknown_setting_is_refused_with_the_nearest():
         EngineConfig(zzz=4)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("modle", "did you mean 'model'?"),  # not 'mode', which only has fewer letters
+        ("devise", "did you mean 'device'?"),
+        ("seed", "it belongs to a request: engine.generate(..., seed=...)"),
+        ("prompt", "it belongs to a request: engine.generate(..., prompt=...)"),
+        ("num_inference_steps", "it belongs to a request: engine.generate(..., num_inference_st"),
+        (
+            "sied",
+            "did you mean 'seed'? That belongs to a request: engine.generate(..., seed=...)",
+        ),
+    ],
+)
+def test_an_unknown_setting_may_belong_to_a_request(name, hint):
+    with pytest.raises(ConfigError, match=f"^unknown setting '{name}': {re.escape(hint)}"):
+        EngineConfig(**{name: 1})
+
+
+@pytest.mark.parametrize("device", ["auto", "auto:1", "cpu", "cuda", "cuda:12"])
+def test_devices(device):
+    assert EngineConfig(device=device).device == device
+
+
 def test_one_process_has_one_worker():
     assert EngineConfig(executor="mp", num_workers=4).num_workers == 4
     with pytest.raises(ConfigError, match="num_workers must be 1 with executor 'uni', not 2"):
@@ -149,9 +174,16 @@ def test_load_from_toml(tmp_path):
     )
 
 
+def test_a_file_may_hold_the_settings_of_a_server_beside_those_of_the_engine(tmp_path):
+    path = tmp_path / "both.toml"
+    path.write_text('model = "synthetic"\n[server]\nport = 80\n')
+    assert EngineConfig.load(path) == EngineConfig(model="synthetic")
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
+        (b"server = 1", "unknown setting 'server'"),
         (b"model = ", "Invalid value"),
         (b"\xff", "utf-8"),
         (b"max_seqs = 1", "did you mean 'max_num_seqs'"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -102,6 +103,22 @@ def test_sampling_is_given_whole_or_loose():
 )
 def test_an_unknown_parameter_is_refused_with_the_nearest(name, hint):
     with pytest.raises(RequestError, match=f"unknown parameter '{name}'.*{hint}"):
+        DiffusionRequest.make("a", **{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_num_seqs", "it belongs to the engine: open_engine(..., max_num_seqs=...)"),
+        ("executor", "it belongs to the engine: open_engine(..., executor=...)"),
+        (
+            "modle",
+            "did you mean 'model'? That belongs to the engine: open_engine(..., model=...)",
+        ),
+    ],
+)
+def test_an_unknown_parameter_may_belong_to_the_engine(name, hint):
+    with pytest.raises(RequestError, match=f"^unknown parameter '{name}': {re.escape(hint)}$"):
         DiffusionRequest.make("a", **{name: 1})
 
 
