@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from ..engine.request import SCALE_LIMIT
 
-Scale = Annotated[float, Field(ge=-SCALE_LIMIT, le=SCALE_LIMIT, allow_inf_nan=False)]
+Scale = Annotated[float, Field(strict=True, ge=-SCALE_LIMIT, le=SCALE_LIMIT, allow_inf_nan=False)]
 
 
 def _with_scales(value: Any) -> Any:

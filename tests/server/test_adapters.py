@@ -113,6 +113,9 @@ WRONG = [
     ({"x" * 1000: 1.0}, f"lora.{'x' * 64}"),
     ({"style": 101}, "lora.style"),
     ({"style": "strong"}, "lora.style"),
+    ({"style": "1"}, "lora.style"),
+    ({"style": True}, "lora.style"),
+    ({"style": None}, "lora.style"),
     ([1], "lora"),
     (5, "lora"),
 ]
