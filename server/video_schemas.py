@@ -101,6 +101,8 @@ CREATE_ERRORS = IMAGE_ERRORS
 FIND_ERRORS: dict[int | str, dict[str, Any]] = {key: ERRORS[key] for key in (400, 401, 404)}
 CONTENT_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": MP4, "description": "The file."},
+    206: {"content": MP4, "description": "The part of it that `Range` asks for."},
     **FIND_ERRORS,
     409: {"model": ErrorAnswer, "description": "It is not there yet, or will never be."},
+    416: {"model": ErrorAnswer, "description": "The file has no such part."},
 }

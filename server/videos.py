@@ -6,16 +6,16 @@ import itertools
 from typing import Annotated, Literal
 
 import trio
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Header, Path, Query, Request
 from PIL import Image
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from .access_log import request_id_of
 from .errors import ApiError
 from .limits import check_adapters
 from .service import Service
 from .uploads import opaque, read_picture
+from .video_file import VideoFile
 from .video_jobs import VideoJob, VideoJobs
 from .video_requests import check_reference, make_video_request, plan_of, video_params
 from .video_schemas import (
@@ -30,8 +30,6 @@ from .video_schemas import (
     VideoParams,
 )
 
-PIECE = 1 << 18
-"""Bytes of a file that are sent at a time."""
 POLL_AFTER_MS = 500
 """When OpenAI's client is to ask again."""
 
@@ -86,12 +84,21 @@ def video_routes(service: Service, videos: VideoJobs) -> APIRouter:
         return JSONResponse(video.model_dump(), headers=headers)
 
     @router.get("/v1/videos/{video_id}/content", responses=CONTENT_ANSWERS, response_class=Response)
-    async def get_content(video_id: VideoId, variant: Literal["video"] = "video") -> Response:
-        """Send a video, as MP4."""
+    @router.head("/v1/videos/{video_id}/content", include_in_schema=False)
+    async def get_content(
+        http: Request,
+        video_id: VideoId,
+        variant: Literal["video"] = "video",
+        wanted: Annotated[str | None, Header(alias="Range")] = None,
+        if_range: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        """Send a video, as MP4, or one part of it."""
         job = videos.find(video_id)
         if job.file is None:
             raise ApiError(409, f"the video is {job.status}", code="not_completed")
-        return VideoFile(job.file)
+        if http.method == "HEAD":
+            wanted = None
+        return VideoFile(job.file, f'"{job.id}"', wanted, if_range)
 
     @router.delete("/v1/videos/{video_id}", responses=FIND_ERRORS)
     async def delete_video(video_id: VideoId) -> VideoDeleted:
@@ -140,20 +147,3 @@ async def _reference(service: Service, params: VideoParams) -> Image.Image | Non
     limit = service.config.max_image_pixels
     picture = await read_picture(params.input_reference, FILE, limit)
     return await trio.to_thread.run_sync(opaque, picture)
-
-
-class VideoFile(Response):
-    """An answer that is a file, each piece sent when the client has taken the one before."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(media_type="video/mp4", headers={"content-length": str(len(data))})
-        self._data = data
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
-        headers = self.raw_headers
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for start in range(0, len(self._data), PIECE):
-            piece = self._data[start : start + PIECE]
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

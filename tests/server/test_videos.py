@@ -14,6 +14,7 @@ from sidestream.postprocess import VideoInfo
 from sidestream.server import ServerConfig, create_app
 from sidestream.server.cli import announce
 from sidestream.server.errors import ApiError
+from sidestream.server.video_file import PIECE, VideoFile, part_of
 from sidestream.server.video_jobs import VideoJob
 from sidestream.server.video_requests import make_video_request
 from sidestream.server.video_schemas import VideoError, VideoParams
@@ -31,6 +32,84 @@ JSON = "-H 'Content-Type: application/json'"
 @pytest.fixture(autouse=True)
 def pipelines(monkeypatch):
     offer_pipelines(monkeypatch)
+
+
+# -- the file
+
+
+@pytest.mark.parametrize(
+    ("wanted", "part"),
+    [
+        ("bytes=0-", range(10)),
+        ("bytes=0-0", range(1)),
+        ("bytes=3-5", range(3, 6)),
+        ("BYTES= 3-5 ", range(3, 6)),
+        ("bytes=3-999", range(3, 10)),
+        ("bytes=-3", range(7, 10)),
+        ("bytes=-999", range(10)),
+        ("bytes=0-1,4-5", None),
+        ("bytes=5-3", None),
+        ("bytes=-", None),
+        ("bytes=a-b", None),
+        ("bytes=\u0663-5", None),
+        ("bytes=0-" + "9" * 5000, None),
+        ("pages=1-2", None),
+        ("", None),
+    ],
+)
+def test_a_range_is_one_part_of_a_file_or_all_of_it(wanted, part):
+    assert part_of(wanted, 10) == part
+
+
+@pytest.mark.parametrize("wanted", ["bytes=10-", "bytes=10-12", "bytes=-0"])
+def test_a_part_that_there_is_not_is_refused(wanted):
+    with pytest.raises(ApiError) as refusal:
+        part_of(wanted, 10)
+    assert refusal.value.status_code == 416
+    assert refusal.value.headers == {"Content-Range": "bytes */10"}
+
+
+async def test_a_large_part_is_sent_in_pieces():
+    data = bytes(range(256)) * (PIECE // 100)
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    answer = VideoFile(data, '"a"', f"bytes=7-{len(data) - 9}")
+    await answer({"type": "http", "method": "GET"}, None, send)
+    pieces = [message["body"] for message in sent[1:]]
+    assert b"".join(pieces) == data[7:-8]
+    assert [len(piece) for piece in pieces[:2]] == [PIECE, PIECE]
+
+
+async def test_a_video_is_sent_in_the_parts_that_are_asked_for():
+    async with open_engine(filming("uni")) as engine, working(engine) as client:
+        content = f"{VIDEOS}/{(await made(client, num_frames=33))['id']}/content"
+
+        async def get(method="GET", **headers):
+            headers = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await client.request(method, content, headers=headers)
+
+        whole = await get()
+        size, tag = len(whole.content), whole.headers["etag"]
+        assert (whole.status_code, whole.headers["accept-ranges"]) == (200, "bytes")
+        half = size // 2
+        parts = [await get(Range=f"bytes=0-{half - 1}"), await get(Range=f"bytes={half}-")]
+        assert [part.status_code for part in parts] == [206, 206]
+        assert parts[1].headers["content-range"] == f"bytes {half}-{size - 1}/{size}"
+        assert parts[1].headers["content-type"] == "video/mp4"
+        assert int(parts[1].headers["content-length"]) == size - half
+        assert parts[0].content + parts[1].content == whole.content
+        assert (await get(Range="bytes=-4", If_Range=tag)).content == whole.content[-4:]
+        for other in ('"another"', f"W/{tag}", "Mon, 30 Nov 2026 00:00:00 GMT"):
+            assert (await get(Range="bytes=-4", If_Range=other)).content == whole.content
+        beyond = await get(Range=f"bytes={size}-")
+        assert_error(beyond, 416, param="Range")
+        assert beyond.headers["content-range"] == f"bytes */{size}"
+        head = await get("HEAD", Range="bytes=0-3")
+        assert (head.status_code, head.content) == (200, b"")
+        assert int(head.headers["content-length"]) == size
 
 
 # -- what is made
