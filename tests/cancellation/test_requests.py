@@ -12,7 +12,15 @@ import pytest
 import trio
 import trio.testing
 
-from sidestream.engine import DiffusionEngine, Event, Queued, RequestAborted, Started, open_engine
+from sidestream.engine import (
+    Chunk,
+    DiffusionEngine,
+    Event,
+    Queued,
+    RequestAborted,
+    Started,
+    open_engine,
+)
 
 from ..harness.checkpoints import cancel_at_every_step, family, whole_run
 from ..harness.engines import LONG, MEBIBYTE, synthetic, until, values_of
@@ -56,6 +64,17 @@ async def stream(engine: DiffusionEngine, gate: OutputGate) -> None:
     async with engine.stream("a", num_inference_steps=3, output_type="raw") as events:
         async for _ in events:
             pass
+
+
+async def stream_chunks(engine: DiffusionEngine, gate: OutputGate) -> None:
+    """A video in three parts, each of which goes through the small ring in pieces."""
+    params = {"num_inference_steps": 3, "height": 512, "width": 512, "output_type": "raw"}
+    extra = {"num_chunks": 3}
+    async with engine.stream(
+        "a", seed=5, streaming_output=True, extra_args=extra, **params
+    ) as events:
+        chunks = [event.output async for event in events if isinstance(event, Chunk)]
+    assert [np.unique(chunk.numpy()).tolist() for chunk in chunks] == [[5]] * 3
 
 
 async def call_workers(engine: DiffusionEngine, gate: OutputGate) -> None:
@@ -113,6 +132,18 @@ async def abort_running(engine: DiffusionEngine, gate: OutputGate) -> None:
         assert await engine.abort("running")
 
 
+async def abort_preempted(engine: DiffusionEngine, gate: OutputGate) -> None:
+    """Four run; one of them has to yield, and is aborted while it waits to go on."""
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            await nursery.start(aborted, engine, f"runs {number}", Started)
+        await nursery.start(partial(aborted, priority=1), engine, "urgent", Started)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        assert engine.statistics().preempted == 1
+        for request_id in ("runs 3", "urgent", "runs 0", "runs 1", "runs 2"):  # the last one yields
+            assert await engine.abort(request_id)
+
+
 async def abort_output(engine: DiffusionEngine, gate: OutputGate) -> None:
     async with holding(gate), trio.open_nursery() as nursery:
         await nursery.start(partial(aborted, engine, "held", Started, num_inference_steps=1))
@@ -129,11 +160,12 @@ async def aborted(
     then: type[Event],
     *,
     num_inference_steps: int = LONG,
+    priority: int = 0,
     task_status: trio.TaskStatus[None],
 ) -> None:
     """Run a request that somebody else ends; tell when the event `then` comes."""
-    steps = num_inference_steps
-    async with engine.stream("a", request_id=request_id, num_inference_steps=steps) as events:
+    params = {"num_inference_steps": num_inference_steps, "priority": priority}
+    async with engine.stream("a", request_id=request_id, **params) as events:
         await until(events, then)
         task_status.started()
         with pytest.raises(RequestAborted):
@@ -177,12 +209,16 @@ SCENARIOS: dict[Scenario, set[str]] = {
 
 STEP_SCENARIOS: dict[Scenario, set[str]] = {
     generate: {"waiting", "running"},
+    generate_large: {"waiting", "running"},
     generate_from_picture: {"waiting", "running"},
     generate_held: {"waiting", "running", "pending_outputs"},
     stream: {"waiting", "running"},
+    stream_chunks: {"waiting", "running"},
     preempted: {"waiting", "running", "preempted"},
     stagger: {"waiting", "running"},
     abort_running: {"waiting", "running", "aborting"},
+    abort_preempted: {"waiting", "running", "preempted", "aborting"},
+    abort_output: {"waiting", "running", "pending_outputs", "aborting"},
 }
 
 
