@@ -10,12 +10,24 @@ import pytest
 import torch
 import trio
 
-from sidestream.engine import EngineConfig, ExecutionError, Preview, Progress, open_engine
+from sidestream.engine import (
+    EngineConfig,
+    ExecutionError,
+    Preview,
+    Progress,
+    RequestStream,
+    open_engine,
+)
+
+from ..harness.engines import offer_pipelines
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
+
+CYCLES_PER_MS = 1_700_000
+"""Of the device's clock, about."""
 
 
 def synthetic(executor: str, **options: Any) -> EngineConfig:
@@ -77,21 +89,36 @@ async def test_a_failed_request_leaves_the_device_usable() -> None:
         assert np.unique(result.output.numpy()).tolist() == [5]
 
 
+async def step_of(events: RequestStream, step: int) -> float:
+    """Read a request's events until it has made so many steps; return when, in seconds."""
+    async for event in events:
+        if isinstance(event, Progress) and event.step >= step:
+            return trio.current_time()
+    raise AssertionError(f"the request ended before step {step}")
+
+
 @pytest.mark.parametrize("mode", ["request", "step"])
-async def test_the_device_stops_soon_after_an_abort(mode: str) -> None:
-    """The host could give all of this forward of ten seconds to the device in a moment."""
-    config = dataclasses.replace(synthetic("mp", forward_ms=10_000, steps=500), mode=mode)
+async def test_steps_are_told_as_the_device_takes_them_and_it_stops_soon_after_an_abort(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host could give all of this forward, which takes ten seconds, to the device at once."""
+    offer_pipelines(monkeypatch)
+    config = dataclasses.replace(
+        synthetic("mp"),
+        model="sleeping:Sleeping",
+        model_options={"cycles": 20 * CYCLES_PER_MS},
+        mode=mode,
+    )
     async with (
-        open_engine(config, warmup=False) as engine,
-        engine.stream("a", request_id="long") as events,
+        open_engine(config) as engine,
+        engine.stream("a", request_id="long", num_inference_steps=500) as events,
     ):
-        async for event in events:
-            if isinstance(event, Progress) and event.step >= 3:
-                break
+        began = await step_of(events, 3)
+        assert await step_of(events, 23) - began > 0.25
         with trio.fail_after(2):
             assert await engine.abort("long")
-            short = await engine.generate("b", seed=9, num_inference_steps=1, output_type="raw")
-        assert np.unique(short.output.numpy()).tolist() == [9]
+            short = await engine.generate("b", num_inference_steps=2, output_type="raw")
+        assert np.unique(short.output.numpy()).tolist() == [2]
 
 
 @pytest.mark.parametrize("mode", ["request", "step"])
