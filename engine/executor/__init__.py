@@ -18,7 +18,7 @@ def make_executor(config: EngineConfig) -> DiffusionExecutor:
     """Make the executor that a config names: a built-in one, an import path, or a class.
 
     Raises:
-      ConfigError: the import path leads nowhere.
+      ConfigError: the import path leads nowhere, or files that the config names are not there.
     """
     wanted = config.executor
     if isinstance(wanted, str):

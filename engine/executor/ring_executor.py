@@ -27,6 +27,7 @@ from ..config import EngineConfig
 from ..errors import ExecutionError, StartupError, WorkerDiedError
 from ..memory import available_memory
 from ..output_ring import fitting, start_of
+from ..places import check_places
 from .base import CAPABILITIES_NEEDED, DispatchedRequest, DispatchedTick, WorkerStatus
 from .link import WorkerLink, layout_for
 
@@ -43,9 +44,14 @@ class _Call:
 
 
 class RingExecutor:
-    """Runs workers over rings; subclasses say how one is launched, watched and ended."""
+    """Runs workers over rings; subclasses say how one is launched, watched and ended.
+
+    Raises:
+      ConfigError: a file or directory is not there; its workers see those that this process does.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
+        check_places(config)
         self.config = config
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.links: list[WorkerLink] = []
