@@ -84,10 +84,11 @@ async def test_an_adapter_that_there_is_not_is_refused_before_any_work(lora):
 
 @pytest.mark.parametrize("executor", ["uni", "mp"])
 async def test_an_adapter_that_cannot_be_loaded_is_named_at_the_start(tmp_path, executor):
-    missing = str(tmp_path / "no.safetensors")
-    with pytest.raises(StartupError, match=r"lora 'style' cannot be loaded from '.*no\.safet"):
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"\xff" * 100)
+    with pytest.raises(StartupError, match=r"lora 'style' cannot be loaded from '.*broken\.safet"):
         async with open_engine(
-            model="random:sd15", lora={"style": missing}, device="cpu", executor=executor
+            model="random:sd15", lora={"style": broken}, device="cpu", executor=executor
         ):
             raise AssertionError("it started")
 

@@ -36,7 +36,9 @@ def saved(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("model", ["shpes", "", "/no/such/directory", "a/b/c", "no.such", "random"])
+@pytest.mark.parametrize(
+    "model", ["shpes", "", "/no/such/directory", "./no", "~/no", "a/b/c", "no.such", "random"]
+)
 def test_an_unknown_model_is_refused_and_the_valid_ones_named(model):
     with pytest.raises(ValueError, match=r"unknown model.*shapes, synthetic"):
         load(model)
@@ -81,6 +83,11 @@ def test_a_saved_pipeline_loads_with_its_weights(saved):
     assert isinstance(pipeline, StableDiffusionPipeline)
     for name, weight in original.unet.state_dict().items():
         assert torch.equal(pipeline.unet.state_dict()[name], weight)
+
+
+def test_a_directory_may_be_named_from_the_users_home(saved, monkeypatch):
+    monkeypatch.setenv("HOME", str(saved.parent))
+    assert isinstance(load(f"~/{saved.name}"), StableDiffusionPipeline)
 
 
 def test_a_loaded_pipeline_is_quiet_frozen_and_in_evaluation_mode(saved, capsys):

@@ -1,20 +1,27 @@
 """Adapters (LoRA) beside a pipeline's own weights: loaded at start-up, chosen by requests."""
 
 import importlib.util
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import nn
 
+from .hub import ask_hub, hub_reason
 from .quiet import quiet
 
 USUAL_FILE = "pytorch_lora_weights.safetensors"
 SUFFIX = ".safetensors"
 REASON_LIMIT = 400
-"""Characters: that shapes do not fit is said of every weight."""
+"""Characters."""
+NAMED = 3
+"""Of keys that do not fit."""
+DENOISERS = ("unet", "transformer")
+_OTHER_SHAPE = re.compile(r"^\s*size mismatch for ([^\s:]+):", re.MULTILINE)
 
 
 def load_adapters(pipeline: Any, wanted: Mapping[str, str], options: Mapping[str, Any]) -> None:
@@ -37,20 +44,69 @@ def load_adapters(pipeline: Any, wanted: Mapping[str, str], options: Mapping[str
         raise ValueError("lora: needs peft, which the extra brings: pip install 'sidestream[lora]'")
     hub = {name: options[name] for name in ("cache_dir", "local_files_only") if name in options}
     for name, source in wanted.items():
-        try:
-            place, file = _located(source)
-            with _silence():
-                pipeline.load_lora_weights(
-                    place, adapter_name=name, weight_name=file, use_safetensors=True, **hub
-                )
-        except Exception as error:  # a broken file may raise anything
-            reason = f"{type(error).__name__}: {error}"[:REASON_LIMIT]
-            raise ValueError(f"lora {name!r} cannot be loaded from {source!r}: {reason}") from error
-        if any(_is_unfinished(part) for part in pipeline.components.values()):
-            raise ValueError(f"lora {name!r}: {source!r} lacks some of its weights")
-        if name not in _loaded_into(pipeline):
-            raise ValueError(f"lora {name!r}: nothing in {source!r} is for this model")
+        _load(pipeline, name, source, hub)
     pipeline.sidestream_lora = tuple(wanted)
+
+
+class _Misfit(ValueError):
+    """Says all that there is to say."""
+
+
+def _load(pipeline: Any, name: str, source: str, hub: Mapping[str, Any]) -> None:
+    keys: list[str] = []
+    try:
+        place, file = _located(source)
+        if file is not None and Path(place).is_dir():
+            keys = _keys_of(Path(place, file))
+        elif file is not None:
+            ask_hub(place, file, hub)
+        _check_denoiser(keys, pipeline)
+        with _silence():
+            pipeline.load_lora_weights(
+                place, adapter_name=name, weight_name=file, use_safetensors=True, **hub
+            )
+        if any(_is_unfinished(part) for part in pipeline.components.values()):
+            raise _Misfit("it lacks some of its weights")
+        if name not in _loaded_into(pipeline):
+            raise _Misfit(f"it is not for this model, which has nothing for {_few(keys, keys)}")
+    except Exception as error:  # a broken file may raise anything
+        reason = _reason(error, keys)
+        raise ValueError(f"lora {name!r} cannot be loaded from {source!r}: {reason}") from error
+
+
+def _keys_of(file: Path) -> list[str]:
+    with safe_open(file, "pt") as weights:
+        return list(weights.keys())
+
+
+def _check_denoiser(keys: list[str], pipeline: Any) -> None:
+    """Refuse keys of a denoiser that the pipeline does not have: diffusers passes over them, and
+    loads what it finds for a text encoder."""
+    lacking = tuple(f"{part}." for part in DENOISERS if part not in pipeline.components)
+    misfits = [key for key in keys if key.startswith(lacking)]
+    if misfits:
+        raise _Misfit(f"it is not for this model, which has nothing for {_few(misfits, keys)}")
+
+
+def _reason(error: Exception, keys: list[str]) -> str:
+    """Say why an adapter cannot be loaded: libraries tell of every weight that does not fit."""
+    if isinstance(error, _Misfit):
+        return str(error)
+    misfits = _OTHER_SHAPE.findall(str(error))
+    if misfits:
+        return f"it is not for this model, where {_few(misfits, keys)} have other shapes"
+    if type(error).__name__ == "NoMatchingPeftModuleError":
+        return f"it is not for this model, which has nothing for {_few(keys, keys)}"
+    return hub_reason(error) or f"{type(error).__name__}: {error}"[:REASON_LIMIT]
+
+
+def _few(misfits: list[str], keys: list[str]) -> str:
+    """Tell how many keys do not fit, and the first three."""
+    if not misfits:
+        return "its weights"
+    of = f" of {len(keys)}" if keys else ""
+    more = ", ..." if len(misfits) > NAMED else ""
+    return f"{len(misfits)}{of} weights ({', '.join(misfits[:NAMED])}{more})"
 
 
 def _located(source: str) -> tuple[str, str | None]:
@@ -60,11 +116,11 @@ def _located(source: str) -> tuple[str, str | None]:
         return str(path), _file_in(path)
     if path.is_file():
         if path.suffix != SUFFIX:
-            raise ValueError(f"only {SUFFIX} files are loaded")
+            raise _Misfit(f"only {SUFFIX} files are loaded")
         return str(path.parent), path.name
     parts = source.split("/")
     if len(parts) < 2 or not all(parts) or parts[0] in (".", "..", "~"):
-        raise ValueError("there is no such file or directory, and a hub id is owner/name")
+        raise _Misfit("there is no such file or directory, and a hub id is owner/name")
     return "/".join(parts[:2]), "/".join(parts[2:]) or None
 
 
@@ -73,7 +129,7 @@ def _file_in(directory: Path) -> str:
     if USUAL_FILE in files:
         return USUAL_FILE
     if len(files) != 1:
-        raise ValueError(f"the directory has {len(files)} {SUFFIX} files; name one of them")
+        raise _Misfit(f"the directory has {len(files)} {SUFFIX} files; name one of them")
     return files[0]
 
 
@@ -88,6 +144,7 @@ def _silence() -> Iterator[None]:
     more than one adapter."""
     with quiet(diffusers=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
+        warnings.filterwarnings("ignore", "While injecting the PEFT adapters", RuntimeWarning)
         yield
 
 

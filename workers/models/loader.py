@@ -18,6 +18,7 @@ import torch
 from . import shapes, synthetic
 from .adapters import load_adapters
 from .compiling import Compile, compile_denoisers
+from .hub import hub_errors_of
 from .options import model_dtype, parse_options, unknown_name
 from .quiet import quiet
 
@@ -30,7 +31,7 @@ FORMS = (
     "synthetic",
 )
 _IMPORT_PATH = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 class Pipeline(Protocol):
@@ -141,7 +142,10 @@ def _load(
         return families.load(family, options, device=device, dtype=dtype), weights
     if _IMPORT_PATH.fullmatch(model):
         return _call_factory(model, options, device, dtype), wanted
-    if (model and Path(model).is_dir()) or _HUB_ID.fullmatch(model):
+    directory = Path(model).expanduser()
+    if model and directory.is_dir():
+        return _from_pretrained(str(directory), options, weights), None
+    if _HUB_ID.fullmatch(model):
         return _from_pretrained(model, options, weights), None
     raise unknown_name("model", model, FORMS)
 
@@ -152,9 +156,11 @@ def _from_pretrained(model: str, options: Mapping[str, Any], dtype: torch.dtype)
     given = {name: value for name, value in chosen.items() if value is not None}
     preview_vae = given.pop("preview_vae", None)
     with quiet():
-        pipeline = cls.from_pretrained(model, dtype=dtype, **given)
+        with hub_errors_of(f"model {model!r}"):
+            pipeline = cls.from_pretrained(model, dtype=dtype, **given)
         if preview_vae is not None:
-            pipeline.preview_vae = _tiny_vae(preview_vae, chosen, dtype)
+            with hub_errors_of(f"preview_vae {preview_vae!r}"):
+                pipeline.preview_vae = _tiny_vae(preview_vae, chosen, dtype)
     return pipeline
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import CRITICAL, ERROR
 
 
 @contextmanager
@@ -9,7 +10,7 @@ def quiet(*, diffusers: bool = False) -> Iterator[None]:
     """Keep diffusers and transformers from drawing bars, and from advice about what is missing.
 
     Args:
-        diffusers: Whether diffusers gives no advice either.
+        diffusers: Whether diffusers says nothing either, not even of errors, which it raises too.
     """
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
@@ -21,7 +22,7 @@ def quiet(*, diffusers: bool = False) -> Iterator[None]:
     silent = libraries if diffusers else (transformers_logging,)
     verbosities = [library.get_verbosity() for library in silent]
     for library in silent:
-        library.set_verbosity_error()
+        library.set_verbosity(CRITICAL if library is diffusers_logging else ERROR)
     try:
         yield
     finally:
