@@ -13,6 +13,12 @@ from .arguments import Adapter, Assignment, Size
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
 
+FAMILIES = (
+    *("sd15", "sd15-img2img", "sd15-inpaint", "sdxl", "sd3", "flux", "wan", "wan-chunks"),
+    *("sd15-full", "sdxl-full", "sd3-full", "flux-full", "wan-full"),
+)
+"""Of ``random:FAMILY``; those that are not full-size are tiny."""
+
 
 def option(*names: str, **settings: Any) -> Decorator[Function]:
     """Declare an option that shows its default, if it has one."""
@@ -111,7 +117,8 @@ model_options: Decorator[Any] = together(
         "--model",
         metavar="NAME",
         help="Directory or hub id of a diffusers model, 'package.module:factory', 'shapes',"
-        " 'random:FAMILY' or 'synthetic'.  [default: shapes]",
+        " 'synthetic', or 'random:FAMILY': random weights in the architecture of"
+        f" {', '.join(FAMILIES)}.  [default: shapes]",
     ),
     engine_options,
 )
@@ -125,6 +132,6 @@ setting_options: Decorator[Any] = together(
         multiple=True,
         help="Any setting of the engine, such as merge=false or model_options.variant=fp16.",
     ),
-    option("-q", "--quiet", is_flag=True, help="No progress bar."),
+    option("-q", "--quiet", is_flag=True, help="Print names of files and errors only."),
     option("-v", "--verbose", is_flag=True, help="Tell the worker's traceback with an error."),
 )

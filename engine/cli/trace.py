@@ -101,8 +101,8 @@ def _new_file() -> click.Path:
 def trace(prompts: tuple[str, ...], **options: Any) -> int:
     """Run requests and record when each one's phases took place.
 
-    Figures of each run are printed on stderr, names of files on stdout. Ctrl-C ends the run; what
-    has been recorded until then is written.
+    Figures of each run are printed on stderr, unless -q, and names of files on stdout. Ctrl-C ends
+    the run; what has been recorded until then is written.
     """
     if not options["verbose"]:
         logging.getLogger("sidestream").setLevel(logging.ERROR)

@@ -16,7 +16,9 @@ from sidestream.engine.cli.arguments import (
     read_prompts,
     requests_of,
 )
+from sidestream.engine.cli.options import FAMILIES
 from sidestream.engine.cli.outcome import one_line
+from sidestream.workers.models import families_full, families_tiny
 
 NOTHING = {
     "settings": (),
@@ -247,6 +249,11 @@ def test_the_version_and_the_help_are_for_people(capsys):
     for option in cli.commands["generate"].params:
         assert isinstance(option, click.Argument) or option.opts[0] in out
     assert "Examples:\n  sidestream generate" in out.replace("  Examples:\n  ", "Examples:\n")
+
+
+def test_the_help_names_the_families_of_random_models(capsys):
+    assert set(FAMILIES) == {*families_tiny.FAMILIES, *families_full.FAMILIES}
+    assert ",".join(FAMILIES) in "".join(run(capsys, "generate", "--help")[1].split())
 
 
 def test_a_bare_command_explains_itself(capsys):

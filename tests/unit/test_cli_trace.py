@@ -72,6 +72,11 @@ def test_prompts_sampling_and_settings_are_those_of_generate(capsys, tmp_path):
     assert slices(tmp_path / "here.json", "requests/requests").count("postprocess") == 4
 
 
+def test_quiet_is_what_the_help_says(capsys):
+    assert "names of files and errors only" in " ".join(run(capsys, "--help")[1].split())
+    assert run(capsys, *SMALL, "-n", 1, "--compare", "-q") == (0, "trace.json\n", "")
+
+
 def test_a_comparison_runs_three_times_and_draws_them(capsys, tmp_path):
     code, out, error = run(
         capsys, *SMALL, "--compare", "--png", "a.png", "-o", "a.json", "-n", 5, "--overwrite"
