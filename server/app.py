@@ -74,7 +74,12 @@ def create_app(
     app.include_router(page_routes())
     add_handlers(app)
     # The last one is the outermost.
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, seconds=config.body_timeout_s)
+    app.add_middleware(
+        BodyLimit,
+        inputs=service.inputs,
+        max_bytes=config.max_body_bytes,
+        seconds=config.body_timeout_s,
+    )
     app.add_middleware(CancelOnDisconnect)
     app.add_middleware(Gate, service=service)
     app.add_middleware(AccessLog, service=service)

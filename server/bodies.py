@@ -9,6 +9,7 @@ import trio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
+from .input_bytes import InputBytes, InputShare
 
 LINGER_S = 2.0
 """How long a client may go on sending a body that nobody reads: one that is cut off while it sends
@@ -20,12 +21,15 @@ class BodyLimit:
 
     Args:
       app: reads bodies.
-      max_bytes: of a body; a larger Content-Length is refused before a byte is read.
+      inputs: counts what has been read for as long as the app runs; without room for a
+        Content-Length, not a byte is read.
+      max_bytes: of a body; nor is one of a larger Content-Length.
       seconds: for a whole body.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, inputs: InputBytes, max_bytes: int, seconds: float) -> None:
         self._app = app
+        self._inputs = inputs
         self._max_bytes = max_bytes
         self._seconds = seconds
 
@@ -34,10 +38,20 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        if len(declared) > 18 or int(declared) > self._max_bytes:
-            await self._too_large().response()(scope, receive, send)
+        try:
+            self._check_declared(dict(scope["headers"]).get(b"content-length", b"0"))
+        except ApiError as error:
+            await error.response()(scope, receive, send)
             return
+        with self._inputs.share(scope) as share:
+            await self._app(scope, self._limited(receive, share), send)
+
+    def _check_declared(self, length: bytes) -> None:
+        if len(length) > 18 or int(length) > self._max_bytes:
+            raise self._too_large()
+        self._inputs.check_room(int(length))
+
+    def _limited(self, receive: Receive, share: InputShare) -> Receive:
         received = 0
         deadline = trio.current_time() + self._seconds
 
@@ -47,14 +61,16 @@ class BodyLimit:
                 message = await receive()
             if timer.cancelled_caught:
                 raise ApiError(408, f"the body did not come within {self._seconds:g} s")
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received += size
             if received > self._max_bytes:
                 raise self._too_large()
+            share.take(size)
             if not message.get("more_body", False):
                 deadline = math.inf
             return message
 
-        await self._app(scope, limited, send)
+        return limited
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"a body may have {self._max_bytes} bytes", code="too_large")

@@ -71,6 +71,9 @@ class ServerConfig(Strict):
     max_body_bytes: int = option(32 * MEBIBYTE, whole(1), "bytes of a request's body")
     max_image_pixels: int = option(1 << 24, whole(1), "pixels of a picture that is sent here")
     max_images: int = option(4, whole(1, 16), "pictures that one request may send")
+    max_input_bytes: int = option(
+        1024 * MEBIBYTE, whole(1), "bytes of all bodies and pictures that are kept for requests"
+    )
 
     max_frames: int = option(257, whole(1, 10_000), "frames of a video")
     max_video_pixels: int = option(1 << 27, whole(1), "width x height x frames of a video")

@@ -15,6 +15,7 @@ from .access_log import request_id_of
 from .encoding import PiecesResponse, answer_pieces
 from .errors import ApiError
 from .event_stream import ImageEventStream
+from .input_bytes import InputShare
 from .limits import check_adapters, make_request
 from .metrics import phases_of
 from .schemas import (
@@ -26,7 +27,7 @@ from .schemas import (
     ServerSentEvent,
 )
 from .service import Service
-from .uploads import read_picture, repaint_mask
+from .uploads import opaque, read_picture, repaint_mask
 
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
@@ -54,7 +55,7 @@ def image_routes(service: Service) -> APIRouter:
     ) -> Response:
         """Make pictures of a prompt from pictures."""
         service.check_model(params.model, "image")
-        inputs = await _inputs(service, params)
+        inputs = await _inputs(service, params, InputShare.of(http.scope))
         return await _answer(service, params, http, inputs, "image_edit")
 
     return router
@@ -99,7 +100,7 @@ async def _result(service: Service, request: DiffusionRequest) -> DiffusionResul
     raise AssertionError("a stream ends with its result, or raises")
 
 
-async def _inputs(service: Service, params: EditParams) -> dict[str, Any]:
+async def _inputs(service: Service, params: EditParams, share: InputShare) -> dict[str, Any]:
     """Decode the pictures of a form, and name them as pipelines do."""
     config = service.config
     accepted = service.ready_engine().capabilities["arguments"]
@@ -114,10 +115,10 @@ async def _inputs(service: Service, params: EditParams) -> dict[str, Any]:
             message = f"{name}: the model does not take it{hint}"
             raise ApiError(422, message, code="unsupported", param=name)
     limit = min(config.max_image_pixels, config.max_pixels // params.n)
-    pictures = [(await read_picture(file, "image", limit)).convert("RGB") for file in files]
+    pictures = [await read_picture(file, "image", limit, share, opaque) for file in files]
     inputs: dict[str, Any] = {"image": pictures[0] if len(pictures) == 1 else pictures}
     if params.mask is not None:
-        inputs["mask_image"] = repaint_mask(await read_picture(params.mask, "mask", limit))
+        inputs["mask_image"] = await read_picture(params.mask, "mask", limit, share, repaint_mask)
     if params.strength is not None:
         inputs["strength"] = params.strength
     return inputs

@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import trio
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..engine import DiffusionEngine, RequestTimings, WorkerStatistics
 from .busy_window import BusyWindow
+from .input_bytes import InputBytes
 from .tracking import RequestRecord
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -36,9 +37,10 @@ class Metrics:
 
     Args:
       engine: returns the engine, or None while there is none.
+      inputs: what is kept for requests.
     """
 
-    def __init__(self, engine: Callable[[], DiffusionEngine | None]) -> None:
+    def __init__(self, engine: Callable[[], DiffusionEngine | None], inputs: InputBytes) -> None:
         self._engine = engine
         self._busy: defaultdict[int, BusyWindow] = defaultdict(BusyWindow)
         self.registry = CollectorRegistry()
@@ -46,6 +48,12 @@ class Metrics:
         self.http_requests = self._counter("http_requests", "Answers.", "route", "status")
         self.outcomes = self._counter("requests", "Requests that have ended.", "outcome")
         self.images = self._counter("images", "Pictures that were made.")
+        input_bytes = Gauge(
+            "sidestream_input_bytes",
+            "Bodies and pictures that are kept for requests.",
+            registry=self.registry,
+        )
+        input_bytes.set_function(lambda: inputs.held)
         self.phase_seconds = self._histogram(
             "phase_seconds",
             "Phases of completed requests: queued (until the forward begins), forward, output (up"

@@ -24,6 +24,7 @@ from ..engine import (
 from .config import ServerConfig
 from .errors import ApiError, api_error, busy, unavailable, without_picture
 from .exchange import CURRENT
+from .input_bytes import InputBytes
 from .log_lines import line_of, record_fields
 from .metrics import Metrics
 from .tracking import NotedEvents, RequestBook, RequestRecord
@@ -68,7 +69,8 @@ class Service:
         self._may_follow: Callable[[], bool] = lambda: False
         self.telemetry = telemetry
         self.requests = RequestBook()
-        self.metrics = Metrics(lambda: self.engine)
+        self.inputs = InputBytes(config.max_input_bytes, lambda: self.retry_after)
+        self.metrics = Metrics(lambda: self.engine, self.inputs)
         self.draining = False
         self.started = time.time()
         self._pace = 1.0

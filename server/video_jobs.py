@@ -20,6 +20,7 @@ from ..engine import Completed, DiffusionRequest, DiffusionResult, Event, Progre
 from ..postprocess import VideoInfo, read_video_info
 from .errors import ApiError, unavailable
 from .service import Service
+from .uploads import kept_bytes
 from .video_schemas import Status, VideoError
 
 logger = logging.getLogger("sidestream.server")
@@ -55,6 +56,12 @@ class VideoJob:
 
     def __post_init__(self) -> None:
         self.seed = self.request.sampling.seed
+
+    @property
+    def input_bytes(self) -> int:
+        """Of the picture that it starts from."""
+        picture = self.request.sampling.extra_args.get("image")
+        return 0 if picture is None else kept_bytes(picture.width * picture.height)
 
     @property
     def progress(self) -> int:
@@ -182,7 +189,8 @@ class VideoJobs:
 
         with job.scope:
             try:
-                await self._make(job, admit)
+                with self._service.inputs.keep(job.input_bytes):
+                    await self._make(job, admit)
                 await trio.sleep(self._config.video_ttl_s)
             finally:
                 self._jobs.pop(job.id, None)

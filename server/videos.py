@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, Literal
 
-import trio
 from fastapi import APIRouter, Header, Path, Query, Request
 from PIL import Image
 from starlette.responses import JSONResponse, Response
 
 from .access_log import request_id_of
 from .errors import ApiError
+from .input_bytes import InputShare
 from .limits import check_adapters
 from .service import Service
 from .uploads import opaque, read_picture
@@ -50,7 +50,7 @@ def video_routes(service: Service, videos: VideoJobs) -> APIRouter:
             check_adapters(params, capabilities)
             check_reference(params, capabilities)
             request_id = request_id_of(http.scope, params.request_id, service.requests.is_live)
-            picture = await _reference(service, params)
+            picture = await _reference(service, params, InputShare.of(http.scope))
         request = make_video_request(params, request_id, service.config, capabilities, picture)
         job = VideoJob(request, service.model_name, *plan_of(request, capabilities))
         await videos.start(job)
@@ -140,10 +140,11 @@ def describe(service: Service, job: VideoJob) -> VideoObject:
     )
 
 
-async def _reference(service: Service, params: VideoParams) -> Image.Image | None:
+async def _reference(
+    service: Service, params: VideoParams, share: InputShare
+) -> Image.Image | None:
     """Decode the picture to start from."""
     if params.input_reference is None:
         return None
     limit = service.config.max_image_pixels
-    picture = await read_picture(params.input_reference, FILE, limit)
-    return await trio.to_thread.run_sync(opaque, picture)
+    return await read_picture(params.input_reference, FILE, limit, share, opaque)

@@ -15,9 +15,11 @@ from sidestream.server.bodies import BodyLimit, DiscardUnread
 from sidestream.server.disconnect import DISCONNECTED, CancelOnDisconnect
 from sidestream.server.encoding import PIECE, answer_pieces, event_pieces
 from sidestream.server.errors import ApiError
+from sidestream.server.input_bytes import InputBytes
 
 from ..harness.http import events_of, picture_of
 
+ROOMY = InputBytes(1 << 30, lambda: 1)
 ANSWER = (
     {"type": "http.response.start", "status": 200, "headers": []},
     {"type": "http.response.body", "body": b"yes", "more_body": False},
@@ -154,16 +156,47 @@ async def test_a_body_has_a_limit(sizes):
         await answers(_scope, receive, send)
 
     client = Client(*map(bytes, sizes))
-    await BodyLimit(app, 6, 1)(scope(content_length="6"), client.receive, client.send)
+    await BodyLimit(app, ROOMY, 6, 1)(scope(content_length="6"), client.receive, client.send)
     assert client.received == list(ANSWER)
     client = Client(*map(bytes, sizes))
     with pytest.raises(ApiError) as refused:
-        await BodyLimit(app, 5, 1)(scope(), client.receive, client.send)
+        await BodyLimit(app, ROOMY, 5, 1)(scope(), client.receive, client.send)
     assert refused.value.status_code == 413
     client = Client(*map(bytes, sizes))
-    await BodyLimit(app, 5, 1)(scope(content_length="6"), client.receive, client.send)
+    await BodyLimit(app, ROOMY, 5, 1)(scope(content_length="6"), client.receive, client.send)
     assert client.received[0]["status"] == 413
     assert client.unread == len(sizes)
+    assert ROOMY.held == 0
+
+
+async def test_all_bodies_together_have_a_limit():
+    inputs = InputBytes(10, lambda: 7)
+    held = []
+
+    async def app(_scope, receive, send):
+        while (await receive())["more_body"]:
+            held.append(inputs.held)
+        await answers(_scope, receive, send)
+
+    client = Client(bytes(3), bytes(3), b"")
+    await BodyLimit(app, inputs, 100, 1)(scope(), client.receive, client.send)
+    assert client.received == list(ANSWER)
+    assert (held, inputs.held) == ([3, 6], 0)
+    with inputs.keep(5):
+        client = Client(bytes(3), bytes(3))
+        with pytest.raises(ApiError) as refused:  # in the middle of what did not say how long it is
+            await BodyLimit(app, inputs, 100, 1)(scope(), client.receive, client.send)
+        assert refused.value.status_code == 429
+        assert refused.value.headers["Retry-After"] == "7"
+        assert inputs.held == 5
+        client = Client(bytes(6))
+        await BodyLimit(app, inputs, 100, 1)(scope(content_length="6"), client.receive, client.send)
+        assert client.received[0]["status"] == 429
+        assert client.unread == 1
+    with inputs.keep(50):  # more than there may be: what has no body is let in
+        client = Client(b"")
+        await BodyLimit(app, inputs, 100, 1)(scope(), client.receive, client.send)
+        assert client.received == list(ANSWER)
 
 
 async def test_the_time_for_a_body_is_not_that_for_an_answer(autojump_clock):
@@ -175,7 +208,7 @@ async def test_the_time_for_a_body_is_not_that_for_an_answer(autojump_clock):
         await answers(_scope, receive, send)
 
     client = Client(b"x")
-    await BodyLimit(app, 5, 1)(scope(), client.receive, client.send)
+    await BodyLimit(app, ROOMY, 5, 1)(scope(), client.receive, client.send)
     assert client.received == list(ANSWER)
 
 
