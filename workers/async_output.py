@@ -1,9 +1,12 @@
 """The async output thread: takes a forward's tensors from the device to the output ring while the
 next forward runs.
 
-The forward's thread hands over (tensors, device event) and goes on. Here the side stream waits for
-the event, runs the device stage, and copies into ring memory that the engine maps too; then the
-message. The queue is bounded: when outputs pile up, because the ring is full, say, the forward's
+The side stream waits for the forward's end, runs the device stage, and copies into ring memory
+that the engine maps too. Where the device does all that by itself, the forward's thread only puts
+it into the side stream's queue, before anything of the next forward, so that copies of one output
+after the other are never late; this thread waits for them, and sends the messages. Where the host
+has to copy or to wait for room in the ring, this thread does the whole of it while the forward's
+goes on. The queue is bounded: when outputs pile up, because the ring is full, say, the forward's
 thread waits, and so in the end does admission.
 
 A thread's wake-up takes longer than copying a small output that is on the host already. So while
@@ -21,6 +24,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -92,7 +96,7 @@ class AsyncOutputThread(threading.Thread):
         Args:
           output: of a request whose forward has ended.
           told: messages that do not wait for the output. They leave with it if it can be delivered
-            at once; if not, all but the last leave before it.
+            at once; if not, once it has a place in the queue, and all but the last before that.
 
         Raises:
           RingShutDown: the thread has ended, since the segment was shut.
@@ -100,10 +104,23 @@ class AsyncOutputThread(threading.Thread):
         if self._is_quick(output):
             self._deliver(output, *told)
             return
-        if len(told) > 1:
+        self._begin(output)
+        if self._queue.is_full and len(told) > 1:
             self._send(*told[:-1])
-        self._queue.put(output)
-        self._send(*told[-1:])
+            told = told[-1:]
+        try:
+            self._queue.put(output)
+        except RingShutDown:
+            self._drop(output)
+            raise
+        self._send(*told)
+
+    def _begin(self, output: PendingOutput) -> None:
+        """Put an output's copy into the side stream's queue, if nothing is to be waited for."""
+        if not (self._writer.is_direct and self._queue.has_begun):
+            return
+        with self._platform.side_stream(), suppress(Exception):  # the thread meets it, and tells
+            output.transfer = self._writer.begin(self._staged(output))
 
     def _is_quick(self, output: PendingOutput) -> bool:
         """Whether an output is delivered sooner than another thread wakes up."""
@@ -160,7 +177,8 @@ class AsyncOutputThread(threading.Thread):
         except RingShutDown:
             pass  # nobody is left to deliver to
         finally:
-            self._queue.abandon()
+            for item in self._queue.abandon():
+                self._drop(item)
 
     def _handle(self, item: Pending) -> None:
         match item:
@@ -178,6 +196,8 @@ class AsyncOutputThread(threading.Thread):
             error = ABORTED
         if error is None:
             error = self._attempt(partial(self._transfer, output, *told))
+        else:
+            self._drop(output)
         if error is not None:
             message = _message(AsyncOutputKind.OUTPUT_READY, request)
             message.error = error
@@ -205,12 +225,24 @@ class AsyncOutputThread(threading.Thread):
             return remote_error(error, fatal=self._platform.is_fatal(error))
         return None
 
+    def _drop(self, item: PendingOutput | PendingChunk) -> None:
+        """Give the room back that an item which nobody wants has taken."""
+        if isinstance(item, PendingOutput) and item.transfer is not None:
+            self._writer.abandon(item.transfer)
+
+    def _staged(self, output: PendingOutput) -> Tensors:
+        self._platform.wait_event(output.forward_end.event)
+        return self._device_stage(output.tensors, output.request.output_type)
+
     def _transfer(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:
         message = _message(AsyncOutputKind.OUTPUT_READY, output.request)
-        self._platform.wait_event(output.forward_end.event)
-        tensors = self._device_stage(output.tensors, output.request.output_type)
-        copy_start = self._platform.mark()
-        message.output = self._writer.write(tensors, partial(self._send_part, message))
+        if output.transfer is None:
+            tensors = self._staged(output)
+            copy_start = self._platform.mark()
+            message.output = self._writer.write(tensors, partial(self._send_part, message))
+        else:
+            copy_start = output.transfer.start
+            message.output = self._writer.finish(output.transfer)
         message.timings = Timings(
             forward_start=self._platform.time_of(output.forward_start),
             forward_end=self._platform.time_of(output.forward_end),

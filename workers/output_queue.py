@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ..ipc_ext.messages import NewRequestData
     from .platform import Mark
+    from .ring_writer import Transfer
 
 
 @dataclass(slots=True)
@@ -27,6 +28,8 @@ class PendingOutput:
     tensors: dict[str, torch.Tensor]
     forward_start: Mark
     forward_end: Mark
+    transfer: Transfer | None = None
+    """Its copy, if that was begun before it came to the output thread."""
 
 
 @dataclass(slots=True)
@@ -67,6 +70,7 @@ class OutputQueue:
         self._outputs: deque[PendingOutput | PendingChunk] = deque()
         self._previews: dict[int, PendingPreview] = {}
         self._taken: int | None = None
+        self._behind = False
         self._resting = False
         self._changed = threading.Condition()
         self._finished = False
@@ -116,10 +120,23 @@ class OutputQueue:
                 self._taken = None
 
     @property
+    def is_full(self) -> bool:
+        """Whether `put` would block."""
+        with self._changed:
+            return len(self._outputs) >= self._limit
+
+    @property
     def at_rest(self) -> bool:
         """Whether nothing waits, and the output thread is done with all that it took."""
         with self._changed:
             return self._resting and not self._outputs and not self._previews
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the copies of all outputs and chunks so far have begun: the next may begin too,
+        and does not take the room that an earlier one waits for."""
+        with self._changed:
+            return not self._behind and all(map(_has_begun, self._outputs))
 
     def take(self) -> Pending | None:
         """Wait for the next: outputs and chunks in order, previews when none of these waits.
@@ -128,12 +145,13 @@ class OutputQueue:
           None when no more is to come.
         """
         with self._changed:
-            self._taken, self._resting = None, True
+            self._taken, self._behind, self._resting = None, False, True
             self._changed.wait_for(lambda: self._outputs or self._previews or self._finished)
             self._resting = False
             item: Pending | None = None
             if self._outputs:
                 item = self._outputs.popleft()
+                self._behind = not _has_begun(item)
                 self._changed.notify_all()
             elif self._previews:
                 item = self._previews.pop(next(iter(self._previews)))
@@ -157,10 +175,20 @@ class OutputQueue:
             self._previews.clear()
             self._changed.notify_all()
 
-    def abandon(self) -> None:
-        """Drop everything: nobody takes any more, and whoever waits in `put` is told."""
+    def abandon(self) -> list[PendingOutput | PendingChunk]:
+        """Drop everything: nobody takes any more, and whoever waits in `put` is told.
+
+        Returns:
+          The outputs and chunks that waited.
+        """
         with self._changed:
             self._abandoned = True
+            dropped = list(self._outputs)
             self._outputs.clear()
             self._previews.clear()
             self._changed.notify_all()
+            return dropped
+
+
+def _has_begun(item: PendingOutput | PendingChunk) -> bool:
+    return isinstance(item, PendingOutput) and item.transfer is not None

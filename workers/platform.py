@@ -25,6 +25,8 @@ _cuda: Any = torch.cuda  # much of it is untyped
 _HARMLESS_CUDA_ERRORS = frozenset((1, 2, 9, 98, 209, 801, *range(900, 909)))
 _HOST_REGISTER_PORTABLE = 1
 _ANCHOR_NS = 1_000_000_000
+_POLL_S = 50e-6
+_LATENESS = 0.01
 
 
 class HostMemoryError(RuntimeError):
@@ -112,6 +114,10 @@ class Platform:
     def _copy(self, target: torch.Tensor, data: torch.Tensor) -> None:
         target.copy_(data)
 
+    def writes_to(self, address: int) -> bool:
+        """Whether the device copies to an address of the host by itself, while the host goes on."""
+        return False
+
     def keep_for_stream(self, *tensors: torch.Tensor) -> None:
         """Let the current stream use tensors made on another one, even if they are dropped soon."""
 
@@ -198,7 +204,7 @@ class CudaPlatform(Platform):
 
     def record_device_event(self) -> torch.cuda.Event:
         """Mark the work issued so far on the current stream."""
-        event: torch.cuda.Event = _cuda.Event(enable_timing=True, blocking=True)
+        event: torch.cuda.Event = _cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
@@ -222,9 +228,16 @@ class CudaPlatform(Platform):
         """Let later work on the current stream wait for an event; the host does not wait."""
         torch.cuda.current_stream(self.device).wait_event(event)
 
-    def synchronize_event(self, event: torch.cuda.Event) -> None:
-        """Wait on the host until an event has happened, without using a core."""
-        event.synchronize()
+    def synchronize_event(self, event: Any) -> None:
+        """Wait on the host until an event has happened.
+
+        The host looks again and again, and sleeps in between: at first for 50 us, then for a
+        hundredth of the time that it has waited. A wait by interrupt comes three to six times as
+        late as the shortest of these, one without sleep takes a core (benchmarks/event_wait.py).
+        """
+        start = time.monotonic()
+        while not event.query():
+            time.sleep(max(_POLL_S, (time.monotonic() - start) * _LATENESS))
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
@@ -238,16 +251,14 @@ class CudaPlatform(Platform):
 
     def _copy(self, target: torch.Tensor, data: torch.Tensor) -> None:
         self.keep_for_stream(data)
-        if self._is_reachable(target):
+        if self.writes_to(target.data_ptr()) or target.is_pinned():
             target.copy_(data, non_blocking=True)
         else:
             self._staged.copy(target, data)
 
-    def _is_reachable(self, target: torch.Tensor) -> bool:
-        """Whether the device can write there by itself."""
-        at = target.data_ptr()
-        registered = any(start <= at < start + n for start, n in self._registered.items())
-        return registered or target.is_pinned()
+    def writes_to(self, address: int) -> bool:
+        """Whether an address lies in memory that `register_host_memory` was called for."""
+        return any(start <= address < start + n for start, n in self._registered.items())
 
     def keep_for_stream(self, *tensors: torch.Tensor) -> None:
         """Let the current stream use tensors made on another one, even if they are dropped soon."""

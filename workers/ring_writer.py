@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +17,7 @@ from ..ipc_ext import Handle, PayloadRing, RingShutDown
 from ..ipc_ext.messages import TensorPiece
 from ..ipc_ext.tensors import TensorDescriptor
 from . import faults
-from .platform import Platform, bytes_of
+from .platform import Mark, Platform, bytes_of
 
 PIECE_BYTES = 4 << 20
 """Of an output that is too large to travel in place; the engine copies so much in about a
@@ -25,6 +27,15 @@ PIECES_LIMIT = 64
 
 Tensors = dict[str, torch.Tensor]
 Pieces = tuple[TensorPiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Copies that the device makes, or has made."""
+
+    pieces: Pieces
+    start: Mark
+    end: Mark
 
 
 class RingWriter:
@@ -38,6 +49,65 @@ class RingWriter:
     def __init__(self, ring: PayloadRing, platform: Platform) -> None:
         self._ring = ring
         self._platform = platform
+
+    def begin(self, tensors: Tensors) -> Transfer | None:
+        """Have the device copy tensors, without waiting for anything.
+
+        Args:
+          tensors: by name.
+
+        Returns:
+          What to `finish` or to `abandon`; None if there is no room now, if the tensors are too
+          large to travel in place, or if the host would have to copy.
+
+        Raises:
+          Exception: what the device raised; no piece is left behind.
+        """
+        flat = {name: bytes_of(tensor) for name, tensor in tensors.items()}
+        nbytes = sum(data.numel() for data in flat.values())
+        if not self.is_direct or nbytes > self._ring.chunk_bytes or len(flat) > PIECES_LIMIT:
+            return None
+        pieces: list[TensorPiece] = []
+        for name, data in flat.items():
+            handle = self._ring.reserve(data.numel())
+            if handle is None:
+                self.release(pieces)
+                return None
+            pieces.append(TensorPiece(name, _describe(tensors[name]), handle))
+        faults.point("reserved")
+        try:
+            start = self._platform.mark()
+            for data, piece in zip(flat.values(), pieces, strict=True):
+                self._copy(data, piece.handle)
+            return Transfer(tuple(pieces), start, self._platform.mark())
+        except BaseException:
+            self._withdraw(pieces)
+            raise
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the device copies into the ring by itself."""
+        return self._platform.writes_to(self._ring.address)
+
+    def finish(self, transfer: Transfer) -> Pieces:
+        """Wait for copies, and return what is to be sent.
+
+        Raises:
+          Exception: what the device raised; no piece is left behind.
+        """
+        try:
+            self._platform.synchronize_event(transfer.end.event)
+        except BaseException:
+            self.release(transfer.pieces)
+            raise
+        self._commit(transfer.pieces)
+        return transfer.pieces
+
+    def abandon(self, transfer: Transfer) -> None:
+        """Give the room of copies that nobody wants back, once the device is done with it."""
+        with suppress(Exception):  # a device that is lost copies nothing any more
+            self._platform.synchronize_event(transfer.end.event)
+        self.release(transfer.pieces)
 
     def write(self, tensors: Tensors, send_part: Callable[[Pieces], None]) -> Pieces:
         """Copy tensors, and wait for room and for the copies.
@@ -82,7 +152,7 @@ class RingWriter:
         except RingShutDown:
             raise
         except BaseException:
-            self.release(pieces)
+            self._withdraw(pieces)
             raise
         return tuple(pieces)
 
@@ -105,7 +175,7 @@ class RingWriter:
         except RingShutDown:
             raise
         except BaseException:
-            self.release([piece])
+            self._withdraw([piece])
             raise
         return piece
 
@@ -125,9 +195,18 @@ class RingWriter:
 
     def _finish(self, pieces: Sequence[TensorPiece]) -> None:
         self._platform.synchronize_event(self._platform.record_device_event())
+        self._commit(pieces)
+
+    def _commit(self, pieces: Sequence[TensorPiece]) -> None:
         faults.point("copied")
         for piece in pieces:
             self._ring.commit(piece.handle)
+
+    def _withdraw(self, pieces: Sequence[TensorPiece]) -> None:
+        """Give room back that copies under way may still go to."""
+        with suppress(Exception):
+            self._platform.synchronize_event(self._platform.record_device_event())
+        self.release(pieces)
 
 
 def _describe(tensor: torch.Tensor) -> TensorDescriptor:
