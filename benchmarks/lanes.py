@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,9 @@ class TrivialPipeline:
 
 class Ignored:
     """Events that nobody listens to."""
+
+    def on_start(self, request_ids: Sequence[str]) -> None:
+        """Ignore it."""
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         """Ignore progress."""

@@ -7,10 +7,11 @@ were sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from ..ipc_ext import RingShutDown, Segment, WorkerState
+from ..ipc_ext import EnvelopeRing, RingShutDown, Segment, WorkerState
 from ..ipc_ext.messages import (
     AsyncDiffusionOutput,
     AsyncOutputKind,
@@ -19,6 +20,7 @@ from ..ipc_ext.messages import (
     ExecuteStep,
     InputPart,
     Message,
+    NewRequestData,
     Rpc,
     Stop,
     decode_message,
@@ -31,12 +33,51 @@ from .remote import remote_error
 LOAD_FAILED = 1
 
 
+class _Inbox:
+    """What the engine sends, in order."""
+
+    def __init__(self, ring: EnvelopeRing) -> None:
+        self._ring = ring
+        self._next: Message | None = None
+
+    def peek(self) -> Message | None:
+        """Return the next message and leave it; None: there is none yet."""
+        if self._next is None:
+            for frame in self._ring.drain(limit=1):
+                self._next = decode_message(frame)
+        return self._next
+
+    def take(self) -> Message:
+        """Take the next message; wait for it."""
+        while (message := self.peek()) is None:
+            self._ring.wait()
+        self._next = None
+        return message
+
+
+def _next_wave(worker: DiffusionWorker, inbox: _Inbox) -> Sequence[NewRequestData]:
+    """Take the next wave, if it is there already, and the arrays that come before it."""
+    while isinstance(message := inbox.peek(), (Execute, InputPart)):
+        inbox.take()
+        if isinstance(message, Execute):
+            return message.requests
+        worker.take_input(message)
+    return ()
+
+
 class WorkerProc:
     """Serves one engine over one segment; runs in a worker process, or on a thread of the
     engine's."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, ready: Callable[[], None] = lambda: None) -> None:
+        """Make one.
+
+        Args:
+          segment: the worker's end of it.
+          ready: called once the pipeline is loaded.
+        """
         self._segment = segment
+        self._ready = ready
 
     @classmethod
     def attach(cls, segment_fd: int, doorbell_fd: int) -> WorkerProc:
@@ -54,8 +95,8 @@ class WorkerProc:
 
     def _serve(self) -> int:
         faults.point("attached")
-        messages = self._messages()
-        configuration = next(messages)
+        inbox = _Inbox(self._segment.submissions)
+        configuration = inbox.take()
         if not isinstance(configuration, Configure):
             raise TypeError(
                 f"the first message must be Configure, not {type(configuration).__name__}"
@@ -69,28 +110,20 @@ class WorkerProc:
             return LOAD_FAILED
         with worker:
             faults.point("loaded")
+            self._ready()
             self._segment.control.state = WorkerState.READY
             self._answer(0, result=worker.capabilities())
             faults.point("greeted")
-            for message in messages:
-                if isinstance(message, Stop):
-                    faults.point("stopping")
-                    break
-                self._handle(worker, message)
+            while not isinstance(message := inbox.take(), Stop):
+                self._handle(worker, message, inbox)
+            faults.point("stopping")
             self._segment.control.state = WorkerState.STOPPING
         return 0
 
-    def _messages(self) -> Iterator[Message]:
-        submissions = self._segment.submissions
-        while True:
-            for frame in submissions.drain(limit=1):
-                yield decode_message(frame)
-            submissions.wait()
-
-    def _handle(self, worker: DiffusionWorker, message: Message) -> None:
+    def _handle(self, worker: DiffusionWorker, message: Message, inbox: _Inbox) -> None:
         match message:
             case Execute(requests=requests):
-                worker.execute_model_batch(requests)
+                worker.execute_model_batch(requests, partial(_next_wave, worker, inbox))
             case ExecuteStep(new=new, scheduled=scheduled):
                 worker.execute_stepwise(new, scheduled)
             case InputPart():

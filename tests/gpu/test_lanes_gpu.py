@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -37,6 +38,9 @@ class Events:
 
     def __init__(self) -> None:
         self.outputs: dict[str, RunnerOutput] = {}
+
+    def on_start(self, request_ids: Sequence[str]) -> None:
+        pass
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         pass
@@ -226,6 +230,9 @@ def test_a_device_assert_is_fatal(mode):
                 return self.unet(ids) + result
 
         class Events:
+            def on_start(self, request_ids):
+                pass
+
             def on_progress(self, request_id, step, total):
                 pass
 
