@@ -182,13 +182,14 @@ const capital = (text) => text[0].toUpperCase() + text.slice(1);
 
 const quarter = (step, total) => Math.floor((4 * step) / total);
 
-function factsOf({ seed, size, num_inference_steps: steps, guidance_scale: guidance, n, seconds }) {
+function factsOf({ seed, size, num_inference_steps: steps, guidance_scale: guidance, n, seconds, lora = {} }) {
   const facts = [
     seed !== undefined && (n > 1 ? `seeds ${seed} to ${seed + n - 1}` : `seed ${seed}`),
     size && size.replace("x", " × "),
     seconds !== undefined && `${seconds} s`,
     steps !== undefined && count(steps, "step"),
     guidance !== undefined && `guidance ${guidance}`,
+    ...Object.entries(lora).map(([name, scale]) => `${name} ${scale}`),
   ];
   return facts.filter(Boolean).join(" · ");
 }

@@ -1,5 +1,6 @@
 /* The form: the fields that the model takes, what is in them, and what is wrong with it. */
 
+import { Adapters } from "./adapters.js";
 import { byId, element } from "./dom.js";
 
 const NUMBERS = ["num_inference_steps", "guidance_scale", "seconds", "n"];
@@ -9,6 +10,7 @@ export class Form {
   constructor() {
     this.root = byId("form");
     this.model = null;
+    this.adapters = new Adapters();
     byId("random").addEventListener("click", () => this.drawSeed());
     byId("lock").addEventListener("click", () => this.lock(!this.locked));
     byId("seed").addEventListener("input", () => this.lock(byId("seed").value !== ""));
@@ -34,6 +36,7 @@ export class Form {
     for (const [name, most] of Object.entries(limits)) {
       if (byId(name)?.type === "number") byId(name).max = most;
     }
+    this.adapters.offer(model.lora);
     byId("generate").disabled = false;
   }
 
@@ -71,6 +74,7 @@ export class Form {
       const { value } = byId(name);
       if (this.takes(name) && value !== "") settings[name] = Number(value);
     }
+    if (this.adapters.chosen) settings.lora = this.adapters.chosen;
     return settings;
   }
 
@@ -95,6 +99,7 @@ export class Form {
     for (const name of ["negative_prompt", ...NUMBERS]) {
       if (!(name in settings)) byId(name).value = "";
     }
+    this.adapters.choose(settings.lora ?? {});
     this.lock("seed" in settings);
   }
 
