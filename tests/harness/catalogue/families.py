@@ -6,6 +6,7 @@ from . import (
     animate,
     cascades,
     dits,
+    further,
     kandinsky,
     language,
     mmdit,
@@ -35,4 +36,5 @@ ENTRIES: list[Entry] = [
     *various.ENTRIES,
     *world.ENTRIES,
     *older.ENTRIES,
+    *further.ENTRIES,
 ]

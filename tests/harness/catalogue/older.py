@@ -114,13 +114,13 @@ def t5gemma_encoder() -> Any:
     return tf.T5GemmaEncoderModel(config)
 
 
-def z_controlnet() -> Any:
+def z_controlnet(channels: int = 16) -> Any:
     """Make a ControlNet for Z-Image."""
     names = ("all_patch_size", "all_f_patch_size", "dim", "n_refiner_layers", "n_heads")
     names += ("n_kv_heads", "norm_eps", "qk_norm")
     return diffusers.ZImageControlNetModel(
         control_layers_places=[0, 1],
-        control_in_dim=16,
+        control_in_dim=channels,
         **{name: language.Z[name] for name in names},
     )
 
