@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Any
 
 import diffusers
+import transformers as tf
+from diffusers.pipelines.ltx.modeling_latent_upsampler import LTXLatentUpsamplerModel
 from diffusers.pipelines.ltx2.pipeline_ltx2_condition import LTX2VideoCondition
 from diffusers.pipelines.ltx2.pipeline_ltx2_hdr_lora import LTX2HDRReferenceCondition
 from diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora import LTX2ReferenceCondition
@@ -13,7 +16,7 @@ from diffusers.pipelines.ltx2.pipeline_ltx2_ic_lora import LTX2ReferenceConditio
 from sidestream.workers.models.families_tiny import WIDTH
 
 from . import language, older, parts, video, wan, world
-from .arguments import masks, pictures, unit_tensors, videos
+from .arguments import masks, pictures, prompt, unit_tensors, videos
 from .entry import Entry, entry
 
 VIDEO = unit_tensors(1, 3, 5, 32, 32)
@@ -25,6 +28,31 @@ def chrono_edit() -> Any:
     return diffusers.ChronoEditTransformer3DModel(
         **wan.CONFIG | {"in_channels": 36, "image_dim": 4}, rope_temporal_skip_len=2
     )
+
+
+def latent_upsampler() -> Any:
+    """Make what enlarges the latents of LTX."""
+    return LTXLatentUpsamplerModel(in_channels=8, mid_channels=32, num_blocks_per_stage=1)
+
+
+def bria_fibo() -> Any:
+    """Make the transformer of Bria FIBO."""
+    return diffusers.BriaFiboTransformer2DModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=2 * WIDTH,
+        text_encoder_dim=WIDTH,
+        axes_dims_rope=[0, 4, 4],
+    )
+
+
+def helios() -> Any:
+    """Make the transformer of Helios."""
+    config = {name: value for name, value in wan.CONFIG.items() if name != "rope_max_seq_len"}
+    return diffusers.HeliosTransformer3DModel(**config, rope_dim=(4, 4, 4))
 
 
 def any_flow() -> Any:
@@ -81,6 +109,14 @@ OVIS = {
     "tokenizer": parts.chat_tokenizer,
     "scheduler": partial(parts.flow_scheduler, use_dynamic_shifting=True),
 }
+FIBO = {
+    "transformer": bria_fibo,
+    "vae": wan.vae,
+    "text_encoder": partial(parts.decoder_lm, tf.SmolLM3ForCausalLM, tf.SmolLM3Config),
+    "tokenizer": parts.chat_tokenizer,
+    "scheduler": parts.flow_scheduler,
+}
+FIBO_SIZED = language.SIZED | language.GUIDED | {"max_sequence_length": 64}
 ANY_FLOW = wan.PARTS | {
     "transformer": any_flow,
     "scheduler": diffusers.FlowMapEulerDiscreteScheduler,
@@ -91,9 +127,29 @@ LONGCAT = OVIS | {
     "text_encoder": parts.qwen_vl,
     "text_processor": language.TextOnly,
 }
+HELIOS = wan.PARTS | {
+    "transformer": helios,
+    "scheduler": partial(diffusers.HeliosScheduler, stages=1),
+}
 SEEING = partial(language.kandinsky5, visual_cond=True)
 
 ENTRIES: list[Entry] = [
+    entry(
+        "LTXLatentUpsamplePipeline",
+        video.LTX | {"latent_upsampler": latent_upsampler},
+        video=videos(9),
+        height=32,
+        width=32,
+    ),
+    entry("BriaFiboPipeline", FIBO, **FIBO_SIZED),
+    entry(
+        "BriaFiboEditPipeline",
+        FIBO,
+        **FIBO_SIZED | {"prompt": lambda n: json.dumps({"edit_instruction": prompt(n)})},
+        image=pictures(),
+        _auto_resize=False,
+    ),
+    entry("HeliosPipeline", HELIOS, **wan.SIZED),
     entry(
         "ZImageControlNetInpaintPipeline",
         language.Z_PARTS | {"controlnet": partial(older.z_controlnet, 33)},
