@@ -1,4 +1,4 @@
-"""Pictures as files in memory: PNG, JPEG, WebP, by way of Pillow."""
+"""Pictures as files in memory: PNG, JPEG, WebP; all but fast PNGs by way of Pillow."""
 
 import io
 from typing import Any
@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from .options import PostprocessOptions
+from .options import FAST_LEVEL, PostprocessOptions
+from .png import encode_png
 
 Samples = npt.NDArray[np.uint8]
 
@@ -32,6 +33,8 @@ def encode(samples: Samples, output_type: str, options: PostprocessOptions) -> b
     Raises:
         ValueError: The picture is larger than the format allows.
     """
+    if output_type == "png" and options.compress_level == FAST_LEVEL and samples.size:
+        return encode_png(samples)
     image = to_pil(samples)
     if output_type == "jpeg" and image.mode == "RGBA":
         image = image.convert("RGB")

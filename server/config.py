@@ -96,7 +96,9 @@ class ServerConfig(Strict):
         30.0, number(0), "for requests under way when the server is told to stop, s"
     )
 
-    png_compress_level: int = option(1, whole(0, 9), "zlib level of PNG")
+    png_compress_level: int = option(
+        1, whole(0, 9), "level of PNG: 1 is the fastest, 9 makes the smallest files"
+    )
     json_logs: bool = option(False, flag(), "log lines as JSON objects")
     otlp_endpoint: str | None = option(
         None,
