@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from ..engine import ConfigError, DiffusionEngine
 from .access_log import AccessLog
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from .telemetry import Telemetry
 
 OTLP_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "Content-Range")
+"""What pages of other origins may see of an answer, besides what they always may."""
 
 
 def create_app(
@@ -82,6 +85,14 @@ def create_app(
     )
     app.add_middleware(CancelOnDisconnect)
     app.add_middleware(Gate, service=service)
+    if config.cors_origins:  # outside of the gate: browsers ask first, without a key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
     app.add_middleware(AccessLog, service=service)
     app.add_middleware(DiscardUnread)
     return app

@@ -24,6 +24,18 @@ def _keys(value: Any) -> Any:
     return keys
 
 
+def _origins(value: Any) -> Any:
+    """Accept origins of web pages, and ``*``."""
+    origins = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    for origin in origins:
+        parts = urlsplit(origin) if type(origin) is str else None
+        if origin != "*" and (
+            parts is None or not parts.netloc or origin != f"{parts.scheme}://{parts.netloc}"
+        ):
+            raise ValueError("a list of origins such as 'https://example.org', or '*'")
+    return origins
+
+
 def _url(value: Any) -> Any:
     """Accept the URL of something on the web, or nothing."""
     if value is None:
@@ -52,6 +64,9 @@ class ServerConfig(Strict):
     host: str = option("127.0.0.1", text(256), "address to listen at; '0.0.0.0': everybody's")
     port: int = option(8000, whole(0, 65_535), "port to listen at; 0: any free one")
     api_keys: tuple[str, ...] = option((), _keys, "keys of clients; none: no key is needed")
+    cors_origins: tuple[str, ...] = option(
+        (), _origins, "web pages of these origins may call the server from browsers; '*': all"
+    )
     served_model_name: str | None = option(
         None,
         text(256, optional=True),

@@ -96,7 +96,14 @@ engine_options: Decorator[Any] = together(
     ),
     option("--device", metavar="NAME", help="'cpu', 'cuda' or 'cuda:1'.  [default: auto]"),
     option("--dtype", metavar="NAME", help="Of the weights: 'fp32', 'bf16' or 'fp16'."),
-    option("--num-workers", type=int, metavar="N", help="Workers, each with the whole model."),
+    option(
+        "--num-workers",
+        "--num-gpus",
+        "num_workers",
+        type=int,
+        metavar="N",
+        help="Workers, each with the whole model and a device of its own.",
+    ),
     option(
         "--batch",
         "max_num_seqs",

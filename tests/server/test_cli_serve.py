@@ -164,6 +164,14 @@ def test_settings_come_from_the_file_then_set_then_options(tmp_path):
     assert server.api_keys == ("file",)
 
 
+def test_workers_can_be_told_by_their_devices():
+    arguments = ["/models/sdxl", "--executor", "mp", "--num-gpus", "2", "--port", "8000"]
+    with serve.make_context("serve", arguments) as context:
+        engine, server = read_settings(context.params)
+    assert (engine.model, engine.executor, engine.num_workers) == ("/models/sdxl", "mp", 2)
+    assert server.port == 8000
+
+
 @pytest.mark.parametrize("name", ["model_options", "lora"])
 def test_a_table_that_is_none_is_refused_by_name(name):
     with (
