@@ -28,7 +28,7 @@ def synthetic(
             "device": "cpu",
             "output_ring_bytes": 4 * MEBIBYTE,
             "input_ring_bytes": MEBIBYTE,
-            "startup_timeout": 60.0,
+            "startup_timeout": 180.0,
             **settings,
         }
     )
