@@ -129,6 +129,9 @@ class Events:
     def on_start(self, request_ids: Sequence[str]) -> None:
         """Ignore it."""
 
+    def settle(self) -> None:
+        """Ignore it."""
+
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         pass
 

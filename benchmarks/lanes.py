@@ -47,6 +47,9 @@ class Ignored:
     def on_start(self, request_ids: Sequence[str]) -> None:
         """Ignore it."""
 
+    def settle(self) -> None:
+        """Ignore it."""
+
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         """Ignore progress."""
 

@@ -41,6 +41,7 @@ from .output_queue import OutputQueue, Pending, PendingChunk, PendingOutput, Pen
 from .platform import Platform
 from .remote import ABORTED, remote_error
 from .ring_writer import Pieces, RingWriter, Tensors
+from .timer_slack import sleep_exactly
 
 QUICK_BYTES = 16_384
 """Outputs up to this size, on the host already, are copied in less time than a thread's wake-up
@@ -86,34 +87,47 @@ class AsyncOutputThread(threading.Thread):
         self._send = send
         self._queue = OutputQueue(limit)
         self._broken: dict[int, RemoteError] = {}
+        self._untold: list[AsyncDiffusionOutput] = []
+        self._copied = 0
         self._warned = False
 
     # ------------------------------------------------------------------ the forward's thread
 
     def submit(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:
-        """Hand an output over, and send what is told of its forward; blocks while too many wait.
+        """Hand an output over; blocks while too many wait.
 
         Args:
           output: of a request whose forward has ended.
-          told: messages that do not wait for the output. They leave with it if it can be delivered
-            at once; if not, once it has a place in the queue, and all but the last before that.
+          told: messages about the forward, which do not wait for the output. They leave with it if
+            it can be delivered at once, and when `settle` is called if its copy has begun;
+            otherwise now, the last of them once the output has its place.
 
         Raises:
           RingShutDown: the thread has ended, since the segment was shut.
         """
         if self._is_quick(output):
+            self.settle()
             self._deliver(output, *told)
             return
         self._begin(output)
-        if self._queue.is_full and len(told) > 1:
-            self._send(*told[:-1])
-            told = told[-1:]
+        self._untold += told[:-1]
+        if self._queue.is_full:
+            self.settle()
         try:
             self._queue.put(output)
         except RingShutDown:
             self._drop(output)
             raise
-        self._send(*told)
+        self._untold += told[-1:]
+        if output.transfer is None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Send what is told of outputs that were handed over: once the device has work again, or
+        there is none."""
+        if self._untold:
+            messages, self._untold = self._untold, []
+            self._send(*messages)
 
     def _begin(self, output: PendingOutput) -> None:
         """Put an output's copy into the side stream's queue, if nothing is to be waited for."""
@@ -169,6 +183,7 @@ class AsyncOutputThread(threading.Thread):
     # ------------------------------------------------------------------ this thread
 
     def run(self) -> None:
+        sleep_exactly()
         try:
             with self._platform.side_stream():
                 while (item := self._queue.take()) is not None:
@@ -238,16 +253,22 @@ class AsyncOutputThread(threading.Thread):
         message = _message(AsyncOutputKind.OUTPUT_READY, output.request)
         if output.transfer is None:
             tensors = self._staged(output)
-            copy_start = self._platform.mark()
+            start = self._platform.mark()
             message.output = self._writer.write(tensors, partial(self._send_part, message))
+            copy = self._platform.time_of(start), time.monotonic_ns()
         else:
-            copy_start = output.transfer.start
             message.output = self._writer.finish(output.transfer)
+            # It began as soon as the forward had ended and the copy before it, too.
+            forward_end, end = map(
+                self._platform.time_of, (output.forward_end, output.transfer.end)
+            )
+            copy = min(max(forward_end, self._copied), end), end
+        self._copied = copy[1]
         message.timings = Timings(
             forward_start=self._platform.time_of(output.forward_start),
             forward_end=self._platform.time_of(output.forward_end),
-            copy_start=self._platform.time_of(copy_start),
-            copy_end=time.monotonic_ns(),
+            copy_start=copy[0],
+            copy_end=copy[1],
         )
         self._send_or_release(message, *told)
         faults.point("output_ready")

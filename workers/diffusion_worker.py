@@ -184,6 +184,7 @@ class DiffusionWorker:
             StepProgress(reports.id_of(request_id), step, total)
             for request_id, step, total in taken
         )
+        reports.settle()
         self._send(AsyncDiffusionOutput(AsyncOutputKind.STEP_DONE, progress=progress))
         faults.point("step_done")
 
@@ -318,6 +319,9 @@ class _Reports:
             )
             worker._send(*followed.untold, done)
         faults.point("compute_done")
+
+    def settle(self) -> None:
+        self._worker._output_thread.settle()
 
 
 def _progress(request: NewRequestData, step: int, total: int | None) -> AsyncDiffusionOutput:

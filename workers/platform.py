@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .device_clock import DeviceClock
 from .graphs import CudaGraphs, Graphs
 from .numa import cpus_near
 from .staging import StagedCopy
@@ -24,8 +25,7 @@ _cuda: Any = torch.cuda  # much of it is untyped
 # (900 to 908).
 _HARMLESS_CUDA_ERRORS = frozenset((1, 2, 9, 98, 209, 801, *range(900, 909)))
 _HOST_REGISTER_PORTABLE = 1
-_ANCHOR_NS = 1_000_000_000
-_POLL_S = 50e-6
+_POLL_S = 20e-6
 _LATENESS = 0.01
 
 
@@ -198,7 +198,7 @@ class CudaPlatform(Platform):
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         self._side = _cuda.Stream(self.device)
-        self._anchor: Mark | None = None
+        self._clock = DeviceClock(self.device)
         self._registered: dict[int, int] = {}
         self._staged = StagedCopy(_pinned, self.record_device_event, self.synchronize_event)
 
@@ -209,20 +209,8 @@ class CudaPlatform(Platform):
         return event
 
     def time_of(self, mark: Mark) -> int:
-        """Return when the device passed a mark, measured from a point known on both clocks."""
-        anchor = self._recent_anchor()
-        elapsed_ms: float = anchor.event.elapsed_time(mark.event)
-        return anchor.host_ns + round(elapsed_ms * 1e6)
-
-    def _recent_anchor(self) -> Mark:
-        """Find a point on both clocks; they drift apart, so one is good for a second only."""
-        now = time.monotonic_ns()
-        if self._anchor is None or now - self._anchor.host_ns > _ANCHOR_NS:
-            event: torch.cuda.Event = _cuda.Event(enable_timing=True)
-            event.record(self._side)
-            event.synchronize()
-            self._anchor = Mark((now + time.monotonic_ns()) // 2, event)
-        return self._anchor
+        """Return when the device passed a mark."""
+        return self._clock.time_of(mark.event)
 
     def wait_event(self, event: torch.cuda.Event) -> None:
         """Let later work on the current stream wait for an event; the host does not wait."""
@@ -231,9 +219,9 @@ class CudaPlatform(Platform):
     def synchronize_event(self, event: Any) -> None:
         """Wait on the host until an event has happened.
 
-        The host looks again and again, and sleeps in between: at first for 50 us, then for a
-        hundredth of the time that it has waited. A wait by interrupt comes three to six times as
-        late as the shortest of these, one without sleep takes a core (benchmarks/event_wait.py).
+        The host looks again and again, and sleeps in between: at first for 20 us, then for a
+        hundredth of the time that it has waited. A wait by interrupt comes several times as late,
+        one without sleep takes a core (benchmarks/event_wait.py).
         """
         start = time.monotonic()
         while not event.query():
@@ -358,6 +346,8 @@ def platform_for(device: str) -> Platform:
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor's elements, in C order, as bytes."""
+    if tensor.dtype is torch.uint8 and tensor.ndim == 1 and tensor.is_contiguous():
+        return tensor
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8)
 

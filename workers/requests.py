@@ -73,3 +73,6 @@ class RunnerEvents(Protocol):
 
     def on_done(self, output: RunnerOutput) -> None:
         """A request has ended; others may go on."""
+
+    def settle(self) -> None:
+        """The device has work, or there is none: what was put off may be done."""

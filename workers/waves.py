@@ -42,13 +42,16 @@ class Waves:
         self, requests: Sequence[RunnerRequest], events: RunnerEvents, upcoming: Upcoming
     ) -> None:
         """Run a wave, and after it those that `upcoming` gave in the meantime."""
-        with self._hub:
-            self._start([request.request_id for request in requests], events)
-            wave: _Wave | None = self._open(requests, events)
-            while wave is not None:
-                wave = self._run(wave, events, upcoming)
-                if wave is not None:
-                    self._start(wave.names(), events)
+        try:
+            with self._hub:
+                self._start([request.request_id for request in requests], events)
+                wave: _Wave | None = self._open(requests, events)
+                while wave is not None:
+                    wave = self._run(wave, events, upcoming)
+                    if wave is not None:
+                        self._start(wave.names(), events)
+        finally:
+            events.settle()
 
     def _start(self, names: Sequence[str], events: RunnerEvents) -> None:
         self._hub.drive(self._pace.wait)
@@ -67,6 +70,7 @@ class Waves:
         calls = _Calls(len(wave.lanes))
 
         def meanwhile(call: ComponentCall) -> None:
+            events.settle()
             calls.note(call)
             if opened or self._hub.exclusive is not None or not calls.may_end_with(self._last):
                 return

@@ -42,6 +42,9 @@ class Events:
     def on_start(self, request_ids: Sequence[str]) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         pass
 
@@ -231,6 +234,9 @@ def test_a_device_assert_is_fatal(mode):
 
         class Events:
             def on_start(self, request_ids):
+                pass
+
+            def settle(self):
                 pass
 
             def on_progress(self, request_id, step, total):

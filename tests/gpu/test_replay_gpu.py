@@ -51,6 +51,9 @@ class Events:
     def on_start(self, request_ids: Sequence[str]) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         pass
 

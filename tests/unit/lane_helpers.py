@@ -29,6 +29,9 @@ class Events:
     def on_start(self, request_ids: Sequence[str]) -> None:
         self.started.append(list(request_ids))
 
+    def settle(self) -> None:
+        pass
+
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         self.progress.append((request_id, step, total))
 
