@@ -67,6 +67,7 @@ def prepare(
             f" {capabilities['media']}, no video"
         )
     check_lora(sampling.lora, capabilities)
+    _check_size(sampling, capabilities)
     chunks = _streams(sampling, capabilities, config)
     arguments = _arguments(request, capabilities)
     try:
@@ -112,6 +113,19 @@ def check_lora(lora: Mapping[str, float], capabilities: Capabilities) -> None:
         if name not in names:
             hint = nearest(name, names) if names else "there are none (setting lora)"
             raise RequestError(f"lora: there is no adapter {name[:64]!r}; {hint}")
+
+
+def _check_size(sampling: SamplingParams, capabilities: Capabilities) -> None:
+    """Refuse sizes that the pipeline would refuse."""
+    multiple = capabilities.get("size_multiple", 1)
+    for name, side in (("width", sampling.width), ("height", sampling.height)):
+        if side is not None and side % multiple:
+            below = side - side % multiple
+            near = f"{below} and {below + multiple} are" if below else f"{multiple} is"
+            raise RequestError(
+                f"{name} must be a multiple of {multiple}, not {side}: the nearest {near}"
+                f" what {capabilities['pipeline']} can make"
+            )
 
 
 def _streams(sampling: SamplingParams, capabilities: Capabilities, config: EngineConfig) -> bool:

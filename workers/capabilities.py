@@ -5,6 +5,7 @@ import itertools
 from typing import Any
 
 from .lanes.view import is_scheduler
+from .size_rule import size_multiple
 
 _OUTPUT_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 CHUNK_ARGUMENT = "on_chunk"
@@ -24,6 +25,7 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
     Returns:
         `pipeline` (class name), `arguments` (names, in order), `required` (names), `defaults` (name
         to value), `accepts_any` (takes further keywords), `height` and `width` (pixels or None),
+        `size_multiple` (what both have to be multiples of; see `size_multiple`),
         `media` ("image", "video" or "audio"), `num_outputs` (the argument that says how many, or
         None), `has_scheduler`, `from_image` (it starts from an image; its signature need not say
         so: diffusers gives the argument a default and refuses it later), `chunks` (it tells parts
@@ -44,6 +46,7 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         "accepts_any": _accepts_any(pipeline, parameters),
         "height": height,
         "width": width,
+        "size_multiple": size_multiple(pipeline),
         "media": _media(pipeline, names),
         "num_outputs": next((name for name in _OUTPUT_COUNTS if name in names), None),
         "has_scheduler": is_scheduler(getattr(pipeline, "scheduler", None)),

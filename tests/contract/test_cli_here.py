@@ -113,6 +113,10 @@ def test_verbose_tells_the_traceback(generate, tmp_path):
         (["--model", "shpes"], 1, "did you mean 'shapes'"),
         (["--model", "shpes", "--executor", "mp"], 1, "did you mean 'shapes'"),
         (["--model", "synthetic", "--arg", "nope=1"], 2, "takes no 'nope'"),
+        (["--size", "128x65"], 2, "height must be a multiple of 8, not 65: the nearest 64 and 72"),
+        (["--model", "./no/such/model"], 2, "model: no such file or directory"),
+        (["--lora", "ink=no.safetensors"], 2, "lora.ink: no such file or directory"),
+        (["--device", "gpu"], 2, "device must be 'auto', 'cpu', 'cuda' or 'cuda:N', not 'gpu'"),
         (["--model", "synthetic", "--set", "model_options.shape=[1,16]"], 1, "no picture"),
     ],
 )

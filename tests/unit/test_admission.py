@@ -51,6 +51,21 @@ def test_a_call_has_what_was_given_and_nothing_else():
     }
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ({"width": 65}, "width must be a multiple of 16, not 65: the nearest 64 and 80 are"),
+        ({"width": 64, "height": 79}, "height must be a multiple of 16, not 79: the nearest 64 an"),
+        ({"height": 5}, "height must be a multiple of 16, not 5: the nearest 16 is what"),
+    ],
+)
+def test_a_size_that_the_pipeline_cannot_make_is_refused_with_the_nearest(size, message):
+    with pytest.raises(RequestError, match=f"^{message}"):
+        admit(**size, capabilities={"size_multiple": 16})
+    assert admit(width=64, height=80, capabilities={"size_multiple": 16}).call["height"] == 80
+    assert admit(**size, capabilities={"size_multiple": 1}).call.items() >= size.items()
+
+
 def test_an_argument_that_the_pipeline_does_not_take():
     with pytest.raises(RequestError, match="takes no 'strenth': did you mean 'strength'"):
         admit(extra_args={"strenth": 0.5})

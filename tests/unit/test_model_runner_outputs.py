@@ -129,6 +129,7 @@ def test_capabilities_of_a_small_pipeline():
     capabilities = capabilities_of(Small())
     assert capabilities == {
         "pipeline": "Small",
+        "size_multiple": 1,
         "arguments": ["image", "strength", "mode", "callback"],
         "required": ["image"],
         "defaults": {"mode": "fast", "strength": 0.5},
