@@ -6,6 +6,7 @@ not read. Its `TCPServer` runs one connection, and that is all that is used of i
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import socket
@@ -36,10 +37,19 @@ def open_listener(config: ServerConfig) -> socket.socket:
     Raises:
       OSError: the address is not to be had.
     """
-    family, _, _, _, address = socket.getaddrinfo(
-        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(
+                f"port {config.port} of {config.host} is in use; choose another one (--port)"
+            ) from error
+        raise OSError(
+            f"cannot listen at port {config.port} of {config.host}: {error.strerror}"
+        ) from error
     milliseconds = int(config.stalled_client_s * 1000)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
     return listener

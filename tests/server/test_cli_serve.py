@@ -136,7 +136,10 @@ def test_mistakes_are_one_line(capsys):
         for arguments, code, word in (
             (["--set", "server.max_stepz=3"], 2, "did you mean 'max_steps'"),
             (["--set", "max_num_sexs=3"], 2, "did you mean 'max_num_seqs'"),
-            (["--port", port], 1, "in use"),
+            (["--port", port], 1, f"port {port} of 127.0.0.1 is in use"),
+            (["--host", "192.0.2.1", "--port", port], 1, f"at port {port} of 192.0.2.1: Cannot"),
+            (["--set", "seed=1"], 2, "it belongs to a request"),
+            (["--set", "max_steps=9"], 2, "or --set server.max_steps=..."),
             (["no such model", "--port", "0"], 1, "no such model"),
         ):
             with pytest.raises(SystemExit) as ended:
