@@ -6,7 +6,8 @@ The weights are random, the architectures are those of the releases, text encode
 turn, each alone on the device: a loop over `pipe(...)`; the same in four threads, each with a
 pipeline object and a scheduler of its own around the same weights; sidestream in request mode with
 every call launched anew; with graph replay; with graph replay and merging; the same in step mode.
-Everybody gets PIL images. GPU busy is what nvidia-smi samples: the share of time in which some
+Everybody gets PIL images. With `--compile` the engines compile their denoisers, the plain loop does
+not. GPU busy is what nvidia-smi samples: the share of time in which some
 kernel ran. Prints one JSON object.
 """
 
@@ -220,6 +221,7 @@ async def served(
         executor=arguments.executor,
         device=arguments.device,
         dtype=arguments.dtype,
+        compile=arguments.compile,
         **ENGINES[name],
     )
     rows = []
@@ -247,6 +249,9 @@ def main() -> None:
     parser.add_argument("--executor", default="mp")
     parser.add_argument("--sizes", default="512,1024")
     parser.add_argument("--steps", default="4,28")
+    parser.add_argument(
+        "--compile", choices=["off", "blocks", "whole"], default="off", help="of the engines"
+    )
     parser.add_argument("--seconds", type=float, default=1.5, help="for each measurement")
     parser.add_argument("--warm", type=int, default=2, help="runs before each measurement")
     parser.add_argument("--engines", default=",".join(map(str, range(len(ENGINES)))))

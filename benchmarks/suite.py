@@ -335,6 +335,10 @@ TABLES = {
         pictures("sdxl 512", "--model random:sdxl-full --sizes 512 --engines 1,3"),
         pictures("sdxl 1024", "--model random:sdxl-full --sizes 1024 --engines 1"),
         pictures("sd3 512", "--model random:sd3-full --sizes 512 --engines 1,3"),
+        pictures(
+            "sd3 512 compiled",
+            "--model random:sd3-full --sizes 512 --steps 28 --engines 1,3 --compile blocks",
+        ),
         pictures("flux 1024", "--model random:flux-full --sizes 1024 --steps 4 --engines 1"),
     ),
 }
