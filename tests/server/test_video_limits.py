@@ -132,7 +132,7 @@ async def test_odd_bodies_are_the_fault_of_the_client():
 async def test_what_the_model_cannot_do_is_told_at_once():
     async with open_engine(painting("uni")) as engine, working(engine) as client:
         answer = await client.post(VIDEOS, json={"prompt": "x"})
-        assert_error(answer, 422, code="unsupported", word="makes image, not video")
+        assert_error(answer, 422, param="model", code="unsupported", word="makes image, not video")
     async with (
         open_engine(model="random:wan", device="cpu", warmup=False) as engine,
         working(engine) as client,
