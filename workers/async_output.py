@@ -1,13 +1,12 @@
 """The async output thread: takes a forward's tensors from the device to the output ring while the
 next forward runs.
 
-The side stream waits for the forward's end, runs the device stage, and copies into ring memory
-that the engine maps too. Where the device does all that by itself, the forward's thread only puts
-it into the side stream's queue, before anything of the next forward, so that copies of one output
-after the other are never late; this thread waits for them, and sends the messages. Where the host
-has to copy or to wait for room in the ring, this thread does the whole of it while the forward's
-goes on. The queue is bounded: when outputs pile up, because the ring is full, say, the forward's
-thread waits, and so in the end does admission.
+The side stream waits for the forward's end, runs the device stage, and copies into ring memory that
+the engine maps too. Where the device does all that by itself, the forward's thread only puts it
+into the side stream's queue, as soon as the device has the next forward; this thread waits for the
+copies, and sends the messages. Where the host has to copy or to wait for room in the ring, this
+thread does the whole of it while the forward's goes on. The queue is bounded: when outputs pile up,
+because the ring is full, say, the forward's thread waits, and so in the end does admission.
 
 A thread's wake-up takes longer than copying a small output that is on the host already. So while
 this thread is at rest, such an output is copied by the forward's thread, and leaves in one frame
@@ -23,6 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -87,7 +87,7 @@ class AsyncOutputThread(threading.Thread):
         self._send = send
         self._queue = OutputQueue(limit)
         self._broken: dict[int, RemoteError] = {}
-        self._untold: list[AsyncDiffusionOutput] = []
+        self._held: deque[tuple[PendingOutput, tuple[AsyncDiffusionOutput, ...]]] = deque()
         self._copied = 0
         self._warned = False
 
@@ -99,35 +99,40 @@ class AsyncOutputThread(threading.Thread):
         Args:
           output: of a request whose forward has ended.
           told: messages about the forward, which do not wait for the output. They leave with it if
-            it can be delivered at once, and when `settle` is called if its copy has begun;
-            otherwise now, the last of them once the output has its place.
+            it can be delivered at once; if not, when it has its place in the queue.
 
         Raises:
           RingShutDown: the thread has ended, since the segment was shut.
         """
-        if self._is_quick(output):
+        self._held.append((output, told))
+        if output.forward_end.event is None:  # the device is the host: it does nothing by itself
             self.settle()
-            self._deliver(output, *told)
-            return
+
+    def settle(self) -> None:
+        """Do what `submit` puts off so that the device gets its next work first: to be called when
+        it has that, or when there is none.
+
+        Raises:
+          RingShutDown: the thread has ended, since the segment was shut.
+        """
+        while self._held:
+            output, told = self._held.popleft()
+            if self._is_quick(output):
+                self._deliver(output, *told)
+            else:
+                self._hand_over(output, *told)
+
+    def _hand_over(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:
         self._begin(output)
-        self._untold += told[:-1]
-        if self._queue.is_full:
-            self.settle()
+        if self._queue.is_full and len(told) > 1:
+            self._send(*told[:-1])
+            told = told[-1:]
         try:
             self._queue.put(output)
         except RingShutDown:
             self._drop(output)
             raise
-        self._untold += told[-1:]
-        if output.transfer is None:
-            self.settle()
-
-    def settle(self) -> None:
-        """Send what is told of outputs that were handed over: once the device has work again, or
-        there is none."""
-        if self._untold:
-            messages, self._untold = self._untold, []
-            self._send(*messages)
+        self._send(*told)
 
     def _begin(self, output: PendingOutput) -> None:
         """Put an output's copy into the side stream's queue, if nothing is to be waited for."""
@@ -177,6 +182,8 @@ class AsyncOutputThread(threading.Thread):
     def close(self) -> None:
         """Deliver what waits, then end."""
         if self.is_alive():
+            with suppress(RingShutDown):
+                self.settle()
             self._queue.finish()
             self.join()
 

@@ -3,7 +3,8 @@
 The pipeline's own code before its first component call (tokenising, schedules, first noise) needs
 no device. So the next wave, if it is there, runs that far while the device is at work on what is
 probably the last component call of this one: a pipeline that then waits for the device, as many
-do at their end, does not make the next one late.
+do at their end, does not make the next one late. Where the host is the device, that would win
+nothing.
 """
 
 from collections import Counter
@@ -68,11 +69,14 @@ class Waves:
         """Run a wave to its end; return the next one, if that is open by then."""
         opened: list[_Wave] = []
         calls = _Calls(len(wave.lanes))
+        ahead = self._hub.platform.asynchronous
 
         def meanwhile(call: ComponentCall) -> None:
             events.settle()
             calls.note(call)
-            if opened or self._hub.exclusive is not None or not calls.may_end_with(self._last):
+            if opened or not ahead or self._hub.exclusive is not None:
+                return
+            if not calls.may_end_with(self._last):
                 return
             if requests := upcoming():
                 opened.append(self._open(requests, events))

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from sidestream.workers.model_runner import RunnerRequest
+from sidestream.workers.model_runner import DiffusionModelRunner, RunnerRequest
+from sidestream.workers.platform import CpuPlatform
 
-from .lane_helpers import Events, runner_of
+from .lane_helpers import Events
 
 
 class Noting(nn.Module):
@@ -50,6 +51,16 @@ class Pipeline:
             sample = self.vae(sample)
         self.log.append(f"end {number}")
         return sample
+
+
+class Apart(CpuPlatform):
+    """Passes for a device that works while the host goes on."""
+
+    asynchronous = True
+
+
+def runner_of(pipeline, platform=Apart):
+    return DiffusionModelRunner(pipeline, platform(), merge=False)
 
 
 def requests(*numbers, **given):
@@ -96,6 +107,15 @@ def test_nobody_is_asked_before_the_last_call_nor_when_it_is_not_known():
     pipeline = Pipeline()
     run(pipeline, requests(1), requests(2))
     assert between(pipeline.log, "begin 1", "begin 2").count("asked") == 0
+
+
+def test_where_the_host_is_the_device_nobody_is_asked():
+    pipeline = Pipeline()
+    runner = runner_of(pipeline, CpuPlatform)
+    run(pipeline, requests(1), runner=runner)
+    events = run(pipeline, requests(2), requests(3), runner=runner)
+    assert "asked" not in pipeline.log
+    assert events.order == ["2", "3"]
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5])
