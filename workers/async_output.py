@@ -123,16 +123,19 @@ class AsyncOutputThread(threading.Thread):
                 self._hand_over(output, *told)
 
     def _hand_over(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:
+        """Send what is told, and put an output into the queue: steps are told before it comes, and
+        the end of its forward not before there is a place for it."""
         self._begin(output)
-        if self._queue.is_full and len(told) > 1:
-            self._send(*told[:-1])
-            told = told[-1:]
+        last = told[-1:] if self._queue.is_full else ()
         try:
+            if before := told[: len(told) - len(last)]:
+                self._send(*before)
             self._queue.put(output)
         except RingShutDown:
             self._drop(output)
             raise
-        self._send(*told)
+        if last:
+            self._send(*last)
 
     def _begin(self, output: PendingOutput) -> None:
         """Put an output's copy into the side stream's queue, if nothing is to be waited for."""

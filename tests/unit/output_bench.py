@@ -16,6 +16,7 @@ from sidestream.workers.output_queue import PendingOutput, PendingPreview
 from sidestream.workers.platform import CpuPlatform, Mark
 
 KINDS = {
+    AsyncOutputKind.PROGRESS: "step",
     AsyncOutputKind.COMPUTE_DONE: "done",
     AsyncOutputKind.OUTPUT_READY: "output",
     AsyncOutputKind.CHUNK: "chunk",

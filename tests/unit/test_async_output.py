@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sidestream.ipc_ext import RingShutDown
+from sidestream.ipc_ext.messages import AsyncDiffusionOutput, AsyncOutputKind
 from sidestream.workers.async_output import QUICK_BYTES
 
 from .output_bench import RING, done, opened_bench, request
@@ -58,6 +59,17 @@ def test_an_output_of_the_device_is_not_waited_for(bench):
     bench.thread.settle()
     bench.finish()
     assert sorted(bench.frames) == [["done"], ["output"]]
+
+
+def test_steps_are_told_before_their_output(bench):
+    bench.start()
+    for number in range(1, 30):
+        step = AsyncDiffusionOutput(AsyncOutputKind.PROGRESS, async_output_id=number, step=3)
+        bench.submit(request(number), {"images": torch.zeros(QUICK_BYTES)}, step, done(number))
+    kinds = [(kind, number) for kind, number, _ in bench.finish()]
+    for number in range(1, 30):
+        mine = [kind for kind, other in kinds if other == number]
+        assert mine.index("step") < mine.index("output")
 
 
 def test_a_small_output_waits_in_the_thread_for_room(bench):
