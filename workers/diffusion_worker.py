@@ -240,7 +240,7 @@ class _Followed:
 
     request: NewRequestData
     start: Mark | None = None
-    """When its forward began; None: its wave's turn has not come."""
+    """When its forward began; None: it has not."""
     told: int = 0
     """When a step was told last, or the request began; ns of CLOCK_MONOTONIC."""
     untold: tuple[AsyncDiffusionOutput, ...] = ()

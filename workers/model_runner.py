@@ -81,12 +81,12 @@ class DiffusionModelRunner:
         events: RunnerEvents,
         upcoming: Upcoming = tuple,
     ) -> None:
-        """Run a wave of requests, and those that come up meanwhile; returns when all have ended.
+        """Run a wave of requests, and those that are there by then; returns when all have ended.
 
         Args:
             requests: The wave. An error in one of them does not concern the others.
             events: Told about progress, and about each request as soon as it ends.
-            upcoming: Asked for the next wave when this one is nearly done.
+            upcoming: Asked for the next wave when one is done.
         """
         self._waves.run(requests, events, upcoming)
 

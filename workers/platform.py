@@ -52,11 +52,9 @@ class Platform:
     Attributes:
         device: The device that components run on.
         device_types: The device types whose autocast state a request may change.
-        asynchronous: Whether the device works by itself while the host goes on.
     """
 
     device_types: tuple[str, ...] = ("cpu",)
-    asynchronous = False
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -192,7 +190,6 @@ class CudaPlatform(Platform):
     """One CUDA (or ROCm) device, with one side stream."""
 
     device_types = ("cpu", "cuda")
-    asynchronous = True
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         super().__init__(device)

@@ -62,7 +62,7 @@ class RunnerEvents(Protocol):
     """What the runner tells; called on the runner's thread, between component calls."""
 
     def on_start(self, request_ids: Sequence[str]) -> None:
-        """The requests of a wave have the device from now on, but for those that ended before."""
+        """The requests of a wave have the device from now on."""
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         """A request has made `step` of `total` denoising steps; None: not known yet.

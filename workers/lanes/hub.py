@@ -68,7 +68,7 @@ class Hub:
         self._configurations = Configurations(modules, adapters=not self.adapters.names)
         self._configuration: int | None = None
         self._open: set[Lane] = set()
-        self._meanwhile: Callable[[ComponentCall], None] = _go_on
+        self._meanwhile: Callable[[], None] = _go_on
 
     def __enter__(self) -> "Hub":
         if self.thread.entered:
@@ -144,7 +144,7 @@ class Hub:
             lane.cancel()
 
     @contextmanager
-    def meanwhile(self, action: Callable[[ComponentCall], None]) -> Iterator[None]:
+    def meanwhile(self, action: Callable[[], None]) -> Iterator[None]:
         """Do something after each component call that was made, or launched where the device works
         by itself, before its lanes go on; for the length of the body."""
         self._meanwhile = action
@@ -153,9 +153,9 @@ class Hub:
         finally:
             self._meanwhile = _go_on
 
-    def made(self, call: ComponentCall) -> None:
+    def made(self) -> None:
         """Note that a component call of lanes was made."""
-        self._meanwhile(call)
+        self._meanwhile()
 
     # ------------------------------------------------------------------ for lanes
 
@@ -222,5 +222,5 @@ def _ignore(lane: Lane) -> None:
     """Do nothing about a lane that has stopped."""
 
 
-def _go_on(call: ComponentCall) -> None:
+def _go_on() -> None:
     """Do nothing while the device is at work on a call."""

@@ -15,12 +15,9 @@ class Lockstep:
         self._hub = hub
         self._rounds = Rounds(hub, batcher)
 
-    def start(self, lanes: Sequence[Lane]) -> None:
-        """Run lanes up to their first component calls."""
-        self._rounds.start(lanes)
-
     def run(self, lanes: Sequence[Lane]) -> None:
-        """Run lanes that have started until all are done, or until the device is lost."""
+        """Run the lanes until all are done, or until the device is lost."""
+        self._rounds.start(lanes)
         while self._hub.poison is None:
             waiting = [lane for lane in lanes if not lane.cancel_if_asked()]
             if not waiting:
