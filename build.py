@@ -16,6 +16,7 @@ def declarations(header: str) -> str:
 
 ffibuilder = FFI()
 ffibuilder.cdef(declarations((CSRC / "api.h").read_text()))
+ffibuilder.cdef('extern "Python" void ss_call_python(void *);')
 ffibuilder.set_source(
     "sidestream.ipc_ext._ring",
     '#include "api.h"',

@@ -12,6 +12,7 @@ from .errors import (
 )
 from .payload_ring import Handle, Lease, PayloadRing
 from .segment import Segment, SegmentLayout
+from .stack_end import call_at_stack_end
 
 __all__ = [
     "ControlBlock",
@@ -28,4 +29,5 @@ __all__ = [
     "SegmentLayout",
     "StaleHandle",
     "WorkerState",
+    "call_at_stack_end",
 ]

@@ -98,3 +98,8 @@ int ss_control_beat(ss_control *control);
 int64_t ss_control_age(const ss_control *control); /* nanoseconds, or SS_SHUT */
 int ss_control_set_state(ss_control *control, uint32_t state);
 int64_t ss_control_state(const ss_control *control);
+
+/* -- stacks */
+
+/* Calls a function; whoever walks the stack stops here. */
+void ss_stack_end(void (*call)(void *), void *argument);

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import greenlet
 from torch import nn
 
+from ...ipc_ext import call_at_stack_end
 from ..clean_sample import SchedulerStep, StepTap
 from .call import CacheContext, ComponentCall, Offer
 from .changes import ModuleChanges
@@ -103,7 +105,7 @@ class Lane:
     def start(self) -> None:
         """Run the pipeline up to its first component call (or to its end)."""
         self._ambient = self._hub.thread.open(self._seed)
-        self._greenlet = greenlet.greenlet(self._main)
+        self._greenlet = greenlet.greenlet(partial(call_at_stack_end, self._main))
         self._greenlet.gr_context = copy_context()
         self._greenlet.switch()
         self._stopped()
