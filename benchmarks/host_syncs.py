@@ -19,7 +19,7 @@ import sys
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,12 +125,6 @@ class Events:
     """Keeps what became of a request."""
 
     output: RunnerOutput | None = None
-
-    def on_start(self, request_ids: Sequence[str]) -> None:
-        """Ignore it."""
-
-    def settle(self) -> None:
-        """Ignore it."""
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         pass

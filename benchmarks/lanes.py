@@ -10,7 +10,6 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,12 +42,6 @@ class TrivialPipeline:
 
 class Ignored:
     """Events that nobody listens to."""
-
-    def on_start(self, request_ids: Sequence[str]) -> None:
-        """Ignore it."""
-
-    def settle(self) -> None:
-        """Ignore it."""
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         """Ignore progress."""

@@ -3,10 +3,10 @@ next forward runs.
 
 The side stream waits for the forward's end, runs the device stage, and copies into ring memory that
 the engine maps too. Where the device does all that by itself, the forward's thread only puts it
-into the side stream's queue, as soon as the device has the next forward; this thread waits for the
-copies, and sends the messages. Where the host has to copy or to wait for room in the ring, this
-thread does the whole of it while the forward's goes on. The queue is bounded: when outputs pile up,
-because the ring is full, say, the forward's thread waits, and so in the end does admission.
+into the side stream's queue, ahead of the next forward; this thread waits for the copies, and sends
+the messages. Where the host has to copy or to wait for room in the ring, this thread does the whole
+of it while the forward's goes on. The queue is bounded: when outputs pile up, because the ring is
+full, say, the forward's thread waits, and so in the end does admission.
 
 A thread's wake-up takes longer than copying a small output that is on the host already. So while
 this thread is at rest, such an output is copied by the forward's thread, and leaves in one frame
@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -87,44 +86,26 @@ class AsyncOutputThread(threading.Thread):
         self._send = send
         self._queue = OutputQueue(limit)
         self._broken: dict[int, RemoteError] = {}
-        self._held: deque[tuple[PendingOutput, tuple[AsyncDiffusionOutput, ...]]] = deque()
         self._copied = 0
         self._warned = False
 
     # ------------------------------------------------------------------ the forward's thread
 
     def submit(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:
-        """Hand an output over; blocks while too many wait.
+        """Hand an output over, and send what is told of its forward; blocks while too many wait.
 
         Args:
           output: of a request whose forward has ended.
-          told: messages about the forward, which do not wait for the output. They leave with it if
-            it can be delivered at once; if not, when it has its place in the queue.
+          told: messages that do not wait for the output. They leave with it if it can be delivered
+            at once. If not, steps leave before it comes, and the last message, the forward's end,
+            not before there is a place for it.
 
         Raises:
           RingShutDown: the thread has ended, since the segment was shut.
         """
-        self._held.append((output, told))
-        if output.forward_end.event is None:  # the device is the host: it does nothing by itself
-            self.settle()
-
-    def settle(self) -> None:
-        """Do what `submit` puts off so that the device gets its next work first: to be called when
-        it has that, or when there is none.
-
-        Raises:
-          RingShutDown: the thread has ended, since the segment was shut.
-        """
-        while self._held:
-            output, told = self._held.popleft()
-            if self._is_quick(output):
-                self._deliver(output, *told)
-            else:
-                self._hand_over(output, *told)
-
-    def _hand_over(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:
-        """Send what is told, and put an output into the queue: steps are told before it comes, and
-        the end of its forward not before there is a place for it."""
+        if self._is_quick(output):
+            self._deliver(output, *told)
+            return
         self._begin(output)
         last = told[-1:] if self._queue.is_full else ()
         try:
@@ -185,8 +166,6 @@ class AsyncOutputThread(threading.Thread):
     def close(self) -> None:
         """Deliver what waits, then end."""
         if self.is_alive():
-            with suppress(RingShutDown):
-                self.settle()
             self._queue.finish()
             self.join()
 

@@ -151,40 +151,23 @@ class DiffusionWorker:
             **self._platform.memory_info(),
         }
 
-    def execute_model_batch(
-        self,
-        requests: Sequence[NewRequestData],
-        upcoming: Callable[[], Sequence[NewRequestData]],
-    ) -> None:
-        """Run waves to completion, the first and those that come up; phases are reported as they
-        end.
-
-        Args:
-          requests: the first wave.
-          upcoming: returns the next wave, if it is there and nothing else has to be done before.
-        """
+    def execute_model_batch(self, requests: Sequence[NewRequestData]) -> None:
+        """Run one wave to completion; phases are reported as they end."""
+        faults.point("executing")
         reports = _Reports(self)
-
-        def follow(requests: Sequence[NewRequestData]) -> Sequence[RunnerRequest]:
-            if requests:
-                faults.point("executing")
-            return reports.follow(requests)
-
-        self._runner.execute_model_batch(follow(requests), reports, lambda: follow(upcoming()))
+        self._runner.execute_model_batch(reports.follow(requests), reports)
 
     def execute_stepwise(self, new: Sequence[NewRequestData], scheduled: Sequence[int]) -> None:
         """Run one tick: take requests on, and advance those scheduled by one denoising step."""
         faults.point("executing")
         reports = self._step_reports
         started = reports.follow(new)
-        reports.on_start([request.request_id for request in started])
         names = [name for id_ in scheduled if (name := reports.name_of(id_)) is not None]
         taken = self._runner.execute_stepwise(started, names, reports)
         progress = tuple(
             StepProgress(reports.id_of(request_id), step, total)
             for request_id, step, total in taken
         )
-        reports.settle()
         self._send(AsyncDiffusionOutput(AsyncOutputKind.STEP_DONE, progress=progress))
         faults.point("step_done")
 
@@ -239,9 +222,8 @@ class _Followed:
     """A request that runs, and what was told of it."""
 
     request: NewRequestData
-    start: Mark | None = None
-    """When its forward began; None: it has not."""
-    told: int = 0
+    start: Mark
+    told: int
     """When a step was told last, or the request began; ns of CLOCK_MONOTONIC."""
     untold: tuple[AsyncDiffusionOutput, ...] = ()
     """The latest step, if it was not told: it leaves with the request's end."""
@@ -256,20 +238,14 @@ class _Reports:
         self._names: dict[int, str] = {}
 
     def follow(self, requests: Sequence[NewRequestData]) -> list[RunnerRequest]:
-        """Make requests runnable."""
+        """Make requests runnable, and note that their forwards begin now."""
+        if not requests:
+            return []
+        start = self._worker._platform.mark()
         for request in requests:
-            self._requests[request.request_id] = _Followed(request)
+            self._requests[request.request_id] = _Followed(request, start, start.host_ns)
             self._names[request.async_output_id] = request.request_id
         return [self._worker._runnable(request) for request in requests]
-
-    def on_start(self, request_ids: Sequence[str]) -> None:
-        """Note that the forwards of requests begin now."""
-        if not request_ids:
-            return
-        start = self._worker._platform.mark()
-        for request_id in request_ids:
-            followed = self._requests[request_id]
-            followed.start, followed.told = start, start.host_ns
 
     def name_of(self, async_output_id: int) -> str | None:
         """Return the request of an output id, None if it has ended."""
@@ -281,7 +257,12 @@ class _Reports:
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         followed = self._requests[request_id]
-        message = _progress(followed.request, step, total)
+        message = AsyncDiffusionOutput(
+            AsyncOutputKind.PROGRESS,
+            async_output_id=followed.request.async_output_id,
+            step=step,
+            total=total,
+        )
         now = time.monotonic_ns()
         if now - followed.told < PROGRESS_NS:
             followed.untold = (message,)
@@ -301,36 +282,19 @@ class _Reports:
                 end = worker._platform.mark()
             except Exception as lost:  # the device, by what it was given before
                 error = remote_error(lost, fatal=worker._platform.is_fatal(lost))
-        if output.progress is not None:
-            followed.untold = (_progress(request, *output.progress),)
         done = AsyncDiffusionOutput(
             AsyncOutputKind.COMPUTE_DONE, async_output_id=request.async_output_id, error=error
         )
         if error is None:
             faults.point("computed")
-            pending = PendingOutput(request, output.tensors, start or end, end)
+            pending = PendingOutput(request, output.tensors, start, end)
             worker._output_thread.submit(pending, *followed.untold, done)
         else:
             worker._output_thread.withdraw(request)
             # No output follows that would tell.
-            now = time.monotonic_ns()
-            done.timings = Timings(
-                forward_start=now if start is None else start.host_ns, forward_end=now
-            )
+            done.timings = Timings(forward_start=start.host_ns, forward_end=time.monotonic_ns())
             worker._send(*followed.untold, done)
         faults.point("compute_done")
-
-    def settle(self) -> None:
-        self._worker._output_thread.settle()
-
-
-def _progress(request: NewRequestData, step: int, total: int | None) -> AsyncDiffusionOutput:
-    return AsyncDiffusionOutput(
-        AsyncOutputKind.PROGRESS,
-        async_output_id=request.async_output_id,
-        step=step,
-        total=total,
-    )
 
 
 def _error_of(output: RunnerOutput) -> RemoteError | None:

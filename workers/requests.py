@@ -1,6 +1,6 @@
 """What goes into the runner and what comes out: requests, outputs, events."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,7 +46,6 @@ class RunnerOutput:
         error_type: The class name of the exception.
         aborted: The request was cancelled before it was finished.
         fatal: The device context is lost; no further request can run.
-        progress: The steps that were made, and of how many, if that was not told before.
     """
 
     request_id: str
@@ -55,14 +54,10 @@ class RunnerOutput:
     error_type: str | None = None
     aborted: bool = False
     fatal: bool = False
-    progress: tuple[int, int | None] | None = None
 
 
 class RunnerEvents(Protocol):
     """What the runner tells; called on the runner's thread, between component calls."""
-
-    def on_start(self, request_ids: Sequence[str]) -> None:
-        """The requests of a wave have the device from now on."""
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         """A request has made `step` of `total` denoising steps; None: not known yet.
@@ -73,6 +68,3 @@ class RunnerEvents(Protocol):
 
     def on_done(self, output: RunnerOutput) -> None:
         """A request has ended; others may go on."""
-
-    def settle(self) -> None:
-        """The device has work, or there is none: what was put off may be done."""

@@ -7,11 +7,10 @@ were sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..ipc_ext import EnvelopeRing, RingShutDown, Segment, WorkerState
+from ..ipc_ext import RingShutDown, Segment, WorkerState
 from ..ipc_ext.messages import (
     AsyncDiffusionOutput,
     AsyncOutputKind,
@@ -20,7 +19,6 @@ from ..ipc_ext.messages import (
     ExecuteStep,
     InputPart,
     Message,
-    NewRequestData,
     Rpc,
     Stop,
     decode_message,
@@ -31,38 +29,6 @@ from .diffusion_worker import DiffusionWorker
 from .remote import remote_error
 
 LOAD_FAILED = 1
-
-
-class _Inbox:
-    """What the engine sends, in order."""
-
-    def __init__(self, ring: EnvelopeRing) -> None:
-        self._ring = ring
-        self._next: Message | None = None
-
-    def peek(self) -> Message | None:
-        """Return the next message and leave it; None: there is none yet."""
-        if self._next is None:
-            for frame in self._ring.drain(limit=1):
-                self._next = decode_message(frame)
-        return self._next
-
-    def take(self) -> Message:
-        """Take the next message; wait for it."""
-        while (message := self.peek()) is None:
-            self._ring.wait()
-        self._next = None
-        return message
-
-
-def _next_wave(worker: DiffusionWorker, inbox: _Inbox) -> Sequence[NewRequestData]:
-    """Take the next wave, if it is there already, and the arrays that come before it."""
-    while isinstance(message := inbox.peek(), (Execute, InputPart)):
-        inbox.take()
-        if isinstance(message, Execute):
-            return message.requests
-        worker.take_input(message)
-    return ()
 
 
 class WorkerProc:
@@ -95,8 +61,8 @@ class WorkerProc:
 
     def _serve(self) -> int:
         faults.point("attached")
-        inbox = _Inbox(self._segment.submissions)
-        configuration = inbox.take()
+        messages = self._messages()
+        configuration = next(messages)
         if not isinstance(configuration, Configure):
             raise TypeError(
                 f"the first message must be Configure, not {type(configuration).__name__}"
@@ -114,16 +80,25 @@ class WorkerProc:
             self._segment.control.state = WorkerState.READY
             self._answer(0, result=worker.capabilities())
             faults.point("greeted")
-            while not isinstance(message := inbox.take(), Stop):
-                self._handle(worker, message, inbox)
-            faults.point("stopping")
+            for message in messages:
+                if isinstance(message, Stop):
+                    faults.point("stopping")
+                    break
+                self._handle(worker, message)
             self._segment.control.state = WorkerState.STOPPING
         return 0
 
-    def _handle(self, worker: DiffusionWorker, message: Message, inbox: _Inbox) -> None:
+    def _messages(self) -> Iterator[Message]:
+        submissions = self._segment.submissions
+        while True:
+            for frame in submissions.drain(limit=1):
+                yield decode_message(frame)
+            submissions.wait()
+
+    def _handle(self, worker: DiffusionWorker, message: Message) -> None:
         match message:
             case Execute(requests=requests):
-                worker.execute_model_batch(requests, partial(_next_wave, worker, inbox))
+                worker.execute_model_batch(requests)
             case ExecuteStep(new=new, scheduled=scheduled):
                 worker.execute_stepwise(new, scheduled)
             case InputPart():

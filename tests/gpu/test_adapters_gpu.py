@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,6 @@ class Events:
 
     def __init__(self) -> None:
         self.outputs: dict[str, RunnerOutput] = {}
-
-    def on_start(self, request_ids: Sequence[str]) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         pass

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -38,12 +37,6 @@ class Events:
 
     def __init__(self) -> None:
         self.outputs: dict[str, RunnerOutput] = {}
-
-    def on_start(self, request_ids: Sequence[str]) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         pass
@@ -233,12 +226,6 @@ def test_a_device_assert_is_fatal(mode):
                 return self.unet(ids) + result
 
         class Events:
-            def on_start(self, request_ids):
-                pass
-
-            def settle(self):
-                pass
-
             def on_progress(self, request_id, step, total):
                 pass
 

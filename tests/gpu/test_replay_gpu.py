@@ -4,7 +4,6 @@ memory within its budget."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,12 +46,6 @@ class Events:
 
     def __init__(self) -> None:
         self.outputs: dict[str, RunnerOutput] = {}
-
-    def on_start(self, request_ids: Sequence[str]) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         pass

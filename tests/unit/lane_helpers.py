@@ -20,17 +20,10 @@ class Events:
     """Keeps what a runner tells, in order."""
 
     def __init__(self, on_done: Callable[[RunnerOutput], None] | None = None) -> None:
-        self.started: list[list[str]] = []
         self.progress: list[tuple[str, int, int | None]] = []
         self.order: list[str] = []
         self.outputs: dict[str, RunnerOutput] = {}
         self._on_done = on_done
-
-    def on_start(self, request_ids: Sequence[str]) -> None:
-        self.started.append(list(request_ids))
-
-    def settle(self) -> None:
-        pass
 
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         self.progress.append((request_id, step, total))
@@ -38,8 +31,6 @@ class Events:
     def on_done(self, output: RunnerOutput) -> None:
         assert output.request_id not in self.outputs, "a request ended twice"
         self.order.append(output.request_id)
-        if output.progress is not None:
-            self.progress.append((output.request_id, *output.progress))
         self.outputs[output.request_id] = output
         if self._on_done is not None:
             self._on_done(output)

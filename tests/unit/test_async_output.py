@@ -56,7 +56,6 @@ def test_a_large_output_leaves_by_the_thread(bench):
 def test_an_output_of_the_device_is_not_waited_for(bench):
     bench.start()
     bench.submit(request(1), {"images": torch.zeros(1)}, done(1), event=object())
-    bench.thread.settle()
     bench.finish()
     assert sorted(bench.frames) == [["done"], ["output"]]
 

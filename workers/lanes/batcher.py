@@ -94,7 +94,6 @@ class Batcher:
         self._hub.publish(lane, call.module)
         outcome = lane.perform(partial(self._hub.executor, call))
         self._hub.note(outcome.error)
-        self._hub.made()
         return outcome
 
     def _execute_each(self, lanes: Sequence[Lane]) -> list[tuple[Lane, Outcome]]:
@@ -125,7 +124,6 @@ class Batcher:
         self.counts.calls += 1
         self.counts.merged_calls += 1
         self.counts.merged_lanes += len(lanes)
-        self._hub.made()
         for lane, part in zip(lanes, parts, strict=True):
             lane.resume(Outcome(part))
 

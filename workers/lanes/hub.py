@@ -1,7 +1,6 @@
 """The hub: what the lanes of one pipeline share while they take turns on a thread."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -68,7 +67,6 @@ class Hub:
         self._configurations = Configurations(modules, adapters=not self.adapters.names)
         self._configuration: int | None = None
         self._open: set[Lane] = set()
-        self._meanwhile: Callable[[], None] = _go_on
 
     def __enter__(self) -> "Hub":
         if self.thread.entered:
@@ -143,20 +141,6 @@ class Hub:
             lane.on_stop = _ignore
             lane.cancel()
 
-    @contextmanager
-    def meanwhile(self, action: Callable[[], None]) -> Iterator[None]:
-        """Do something after each component call that was made, or launched where the device works
-        by itself, before its lanes go on; for the length of the body."""
-        self._meanwhile = action
-        try:
-            yield
-        finally:
-            self._meanwhile = _go_on
-
-    def made(self) -> None:
-        """Note that a component call of lanes was made."""
-        self._meanwhile()
-
     # ------------------------------------------------------------------ for lanes
 
     def stopped(self, lane: Lane) -> None:
@@ -220,7 +204,3 @@ class Hub:
 
 def _ignore(lane: Lane) -> None:
     """Do nothing about a lane that has stopped."""
-
-
-def _go_on() -> None:
-    """Do nothing while the device is at work on a call."""

@@ -269,12 +269,6 @@ class Outputs:
     def __init__(self) -> None:
         self.ended: dict[str, RunnerOutput] = {}
 
-    def on_start(self, request_ids: Sequence[str]) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
     def on_progress(self, request_id: str, step: int, total: int | None) -> None:
         """Be told about progress."""
 
