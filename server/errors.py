@@ -199,7 +199,9 @@ def invalid_body(
     if problem["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {problem['ctx']['error']}")
     if problem["type"] == "extra_forbidden" and param is not None:
-        message = f"there is no such field; {nearest(param, fields)}"
+        elsewhere = "it belongs to POST /v1/images/edits"
+        hint = elsewhere if param in fields else nearest(param, fields)
+        message = f"there is no such field here; {hint}"
     if problem["type"] == "string_pattern_mismatch" and location[-1:] == ("size",):
         message = "must be WIDTHxHEIGHT, such as 512x512, or auto"
     if param is None and problem["type"] in ("model_attributes_type", "dict_type"):

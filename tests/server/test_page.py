@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 
 from sidestream.engine import open_engine
 
-from ..harness.browser import Chromium, card, generate, needs_chromium, pixels_of, ready
+from ..harness.browser import card, generate, needs_chromium, pixels_of, ready
 from ..harness.engines import LONG, filming, offer_pipelines, painting
 from ..harness.gates import OutputGate, gated
 from ..harness.http import picture_of, served
@@ -25,13 +25,6 @@ pytestmark = needs_chromium
 
 SLOW = {"forward_ms": 60_000, "steps": LONG}
 PROMPT = "a large red circle on a white background"
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    browser = Chromium()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(autouse=True)

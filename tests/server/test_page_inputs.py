@@ -12,18 +12,11 @@ from playwright.sync_api import expect
 from sidestream.engine import open_engine
 
 from ..harness.adapters import save_adapters
-from ..harness.browser import Chromium, card, generate, needs_chromium, pixels_of, ready
+from ..harness.browser import card, generate, needs_chromium, pixels_of, ready
 from ..harness.http import picture_of, served
 from ..harness.surroundings import PATIENCE, assert_idle
 
 pytestmark = needs_chromium
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    browser = Chromium()
-    yield browser
-    browser.close()
 
 
 @pytest.fixture(autouse=True)
