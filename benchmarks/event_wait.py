@@ -3,9 +3,10 @@
 The device works for a while, then copies an output to the host, as it does for every request. The
 thread waits for the end of the copy in one of these ways:
 
-    blocking  an event that wakes the thread by an interrupt: what sidestream does
+    blocking  an event that wakes the thread by an interrupt
     spinning  an event that the driver watches without a pause
-    polling   a look at the event every 50 us, with sleep in between
+    polling   a look at the event every 50 us, with sleep in between: what sidestream does, but that
+              it begins with 20 us and looks more rarely in a long wait (workers/platform.py)
     both      blocking until the forward has ended, then spinning until the copy has
 
 Told for each: how long after the end of the copy the thread went on, and how much of a core it used

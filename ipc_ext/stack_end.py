@@ -41,5 +41,5 @@ def ss_call_python(handle: object) -> None:
     call: _Call = ffi.from_handle(handle)
     try:
         call.function()
-    except BaseException as error:
+    except BaseException as error:  # raised again on the other side of C
         call.error = error
