@@ -107,7 +107,7 @@ def cli() -> None:
 def generate(prompts: tuple[str, ...], **options: Any) -> int:
     """Make pictures or videos of PROMPTS and print the names of the files.
 
-    Ctrl-C stops the model within one step; files that are complete stay.
+    Ctrl-C stops the model within one step, and once more at once; files that are complete stay.
     """
     if not options["verbose"]:
         logging.getLogger("sidestream").setLevel(logging.ERROR)
@@ -123,7 +123,7 @@ def generate(prompts: tuple[str, ...], **options: Any) -> int:
         raise click.UsageError(f"-o: {error}") from error
     files = PictureFiles(out, options["file_format"], options["quality"], options["fps"])
     painter = Painter(config, requests, files, quiet=options["quiet"])
-    return report(trio.run(painter.run), len(requests), verbose=options["verbose"])
+    return report(trio.run(painter.run), verbose=options["verbose"])
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

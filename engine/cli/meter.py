@@ -47,6 +47,10 @@ class Meter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bars away."""
         self._bars.close()
         self._bar.close()
 

@@ -40,7 +40,7 @@ class Painter:
         self._config = config
         self._requests = requests
         self._files = files
-        self._outcome = Outcome()
+        self._outcome = Outcome(len(requests))
         self._stems = [_stem(request) for request in requests]
         self._meter = Meter(
             len(requests),
@@ -56,7 +56,7 @@ class Painter:
         Names of files are printed on stdout as they are written, errors of single requests on
         stderr.
         """
-        await self._outcome.run(self._paint_all)
+        await self._outcome.run(self._paint_all, self._meter)
         return self._outcome
 
     async def _paint_all(self) -> None:

@@ -120,7 +120,7 @@ def trace(prompts: tuple[str, ...], **options: Any) -> int:
         for path, write in files.items():
             write(traces, path)
             click.echo(path)
-    return report(tracer.outcome, len(runs) * len(requests), verbose=options["verbose"])
+    return report(tracer.outcome, verbose=options["verbose"])
 
 
 def _requests(prompts: Sequence[str], options: Mapping[str, Any]) -> list[DiffusionRequest]:

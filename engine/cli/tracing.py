@@ -54,14 +54,14 @@ class Tracer:
         self._requests = requests
         self._meter = Meter(len(runs) * len(requests), "loading", hidden=quiet)
         self.traces: dict[str, list[RequestTrace]] = {}
-        self.outcome = Outcome()
+        self.outcome = Outcome(len(runs) * len(requests))
 
     async def run(self) -> None:
         """Run until all is done, or SIGINT or SIGTERM comes, or something fatal happens.
 
         Errors of single requests are printed on stderr.
         """
-        await self.outcome.run(self._run_all)
+        await self.outcome.run(self._run_all, self._meter)
 
     async def _run_all(self) -> None:
         with self._meter:

@@ -113,6 +113,45 @@ def test_a_signal_stops_it_without_a_traceback(tmp_path, executor, number, code,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_nothing_interrupts_is_told_and_ended_by_the_next_signal(tmp_path, monkeypatch):
+    offer_pipelines(monkeypatch)
+    command = [*COMMAND, "go on", "hang", "-o", str(tmp_path), "--model"]
+    command += ["troubled:TroubledPipeline", "--set", f"shutdown_grace={PATIENCE}"]
+    for option in ("error=hang", "when=hang"):
+        command += ["--set", f"model_options.{option}"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            read_until(process.stderr, "hanging")
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            read_until(process.stderr, "cannot be interrupted")
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == "sidestream: interrupted; 1 of 2 outputs are complete"
+    assert "Traceback" not in error
+
+
+def test_a_load_that_nothing_interrupts_is_not_waited_for(tmp_path, monkeypatch):
+    offer_pipelines(monkeypatch)
+    command = [*COMMAND, "a", "-o", str(tmp_path), "--model", "troubled:hangs"]
+    command += ["--set", f"shutdown_grace={PATIENCE}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            read_until(process.stderr, "hanging")
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == "sidestream: interrupted; 0 of 1 outputs are complete"
+
+
 def test_pictures_that_are_complete_stay_after_ctrl_c(tmp_path):
     arguments = ["a", "b", "-o", str(tmp_path), "--model", "synthetic", "--seed", "1", *SLOW]
     arguments += ["--executor", "mp", "--steps", "10"]  # 2 s each

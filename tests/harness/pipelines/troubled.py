@@ -46,6 +46,11 @@ def blocks() -> None:
     raise LookupError("too late")
 
 
+def hangs() -> None:
+    print("hanging", file=sys.stderr, flush=True)
+    GO.wait()
+
+
 ERRORS: dict[str, tuple[type[Exception], str]] = {
     "plain": (ArithmeticError, "this does not work"),
     "poisoned": (torch.AcceleratorError, "CUDA error: an illegal memory access was encountered"),
@@ -67,6 +72,8 @@ class TroubledPipeline:
                 exits()
             if self._error == "block":
                 blocks()
+            if self._error == "hang":
+                hangs()
             kind, message = ERRORS[self._error]
             raise kind(message)
         return (torch.zeros(1, 3, 8, 8),)
