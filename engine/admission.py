@@ -27,6 +27,14 @@ RESERVED = frozenset({"generator", "output_type", "return_dict", "callback_on_st
                       "callback_steps", "callback_on_step_end_tensor_inputs",
                       "on_chunk"})  # fmt: skip
 """Arguments of pipelines that sidestream itself sets, or that cannot cross a process boundary."""
+KINDS = {
+    "image": "image-to-image",
+    "strength": "image-to-image",
+    "mask_image": "inpainting",
+    "control_image": "ControlNet",
+    "num_frames": "video",
+}
+"""Arguments that people give to pipelines of another kind, and this kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,8 @@ def prepare(
     sampling = request.sampling
     if sampling.output_type == VIDEO_TYPE and capabilities["media"] != "video":
         raise RequestError(
-            f"output_type must not be {VIDEO_TYPE!r}: {capabilities['pipeline']} makes"
-            f" {capabilities['media']}, no video"
+            f"output_type must not be {VIDEO_TYPE!r}, which is for videos:"
+            f" {capabilities['pipeline']} makes {capabilities['media']}"
         )
     check_lora(sampling.lora, capabilities)
     _check_size(sampling, capabilities)
@@ -193,12 +201,23 @@ def _arguments(request: DiffusionRequest, capabilities: Capabilities) -> dict[st
     arguments = {name: value for name, value in given.items() if value is not None}
     for name in arguments:
         if name not in accepted and not capabilities["accepts_any"]:
-            hint = nearest(name, accepted - RESERVED)
-            raise RequestError(f"{capabilities['pipeline']} takes no {name!r}: {hint}")
+            raise RequestError(
+                f"{capabilities['pipeline']} takes no {name!r}: {_hint(name, accepted - RESERVED)}"
+            )
     missing = set(capabilities["required"]) - set(arguments)
     if missing:
         raise RequestError(f"{capabilities['pipeline']} needs {', '.join(sorted(missing))}")
     return arguments
+
+
+def _hint(name: str, accepted: set[str]) -> str:
+    """Return what to say of an argument that a pipeline does not take."""
+    if name not in KINDS:
+        return nearest(name, accepted)
+    return (
+        f"that is an argument of {KINDS[name]} pipelines, and which one a model is loaded as can"
+        " be said with model_options.pipeline_class"
+    )
 
 
 def _key(plain: dict[str, Any], inputs: Sequence[InputTensor], output_type: str) -> Hashable:

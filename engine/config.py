@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,7 +14,8 @@ import msgspec
 
 from ..ipc_ext.messages import CALL_LIMIT
 from .errors import ConfigError
-from .strict import Strict, choice, flag, number, option, table, text, whole
+from .settings_file import SERVER_TABLE, read_settings_file
+from .strict import Strict, choice, flag, names_of, number, option, table, text, whole
 
 MEBIBYTE = 1 << 20
 SIZES_LIMIT = 256
@@ -255,12 +255,8 @@ class EngineConfig(Strict):
             return dataclasses.replace(source, **overrides) if overrides else source
         if isinstance(source, Mapping):
             return cls(**{**source, **overrides})
-        try:
-            settings = tomllib.loads(Path(source).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{os.fspath(source)}: {error}") from error
-        if isinstance(settings.get("server"), dict):
-            del settings["server"]  # one file serves `sidestream serve`, too
+        settings = read_settings_file(source, names_of(cls))
+        settings.pop(SERVER_TABLE, None)  # one file serves `sidestream serve`, too
         try:
             return cls(**{**settings, **overrides})
         except ConfigError as error:

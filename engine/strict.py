@@ -38,7 +38,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """Return a hint about the valid names: those that the name is a part of, else the nearest, else
     all."""
     valid = sorted(valid)
-    close = _with_part(name, valid) or _resembling(name, valid, 0.5)
+    close = _with_part(name, valid) or resembling(name, valid, 0.5)
     if not close:
         return f"valid names: {', '.join(valid)}"
     return f"did you mean {' or '.join(map(repr, close[:3]))}?"
@@ -50,10 +50,10 @@ def elsewhere(name: str, valid: Iterable[str]) -> str | None:
     for kind in _kinds:
         if name in names_of(kind):
             return f"it belongs to {kind.belongs.format(name)}"
-    if _with_part(name, valid) or _resembling(name, valid, 0.7):
+    if _with_part(name, valid) or resembling(name, valid, 0.7):
         return None
     for kind in _kinds:
-        for word in _resembling(name, names_of(kind), 0.7):
+        for word in resembling(name, names_of(kind), 0.7):
             return f"did you mean {word!r}? That belongs to {kind.belongs.format(word)}"
     return None
 
@@ -62,7 +62,7 @@ def _with_part(name: str, valid: Iterable[str]) -> list[str]:
     return [word for word in valid if len(name) > 2 and name in word]
 
 
-def _resembling(name: str, valid: Iterable[str], cutoff: float) -> list[str]:
+def resembling(name: str, valid: Iterable[str], cutoff: float) -> list[str]:
     """Return the nearest name, or none."""
     close = difflib.get_close_matches(name, sorted(valid), cutoff=cutoff)
     # Letters that changed places are likelier than one too many.

@@ -6,7 +6,6 @@ import functools
 import logging
 import signal
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,16 @@ import trio
 from ..engine import ConfigError, EngineConfig, SidestreamError
 from ..engine.cli.arguments import CONFIG_OPTIONS, TABLES, Assignment, read_assignments
 from ..engine.cli.options import engine_options, existing_file
+from ..engine.settings_file import read_settings_file
+from ..engine.strict import names_of
 from .app import create_app
 from .config import ServerConfig
 from .keeper import EngineKeeper
 from .log_lines import JsonFormatter
 from .service import Service
 from .serving import open_listener, serve as serve_app, url_of
+
+logger = logging.getLogger("sidestream.server")
 
 EXAMPLES = """\b
 Examples:
@@ -39,6 +42,7 @@ SERVER_TABLES = ("server", *TABLES)
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model", required=False)
+@click.option("--model", "named", metavar="NAME", help="The same as MODEL.")
 @click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
 @click.option("--port", type=int, metavar="N", help="Port; 0: any free one.  [default: 8000]")
 @click.option(
@@ -90,6 +94,7 @@ def read_settings(options: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfi
 
     Raises:
       ConfigError: a setting is unknown or not valid.
+      click.UsageError: two models are named.
     """
     file = _read_file(options["config"])
     assigned, entries = read_assignments(options["settings"], SERVER_TABLES)
@@ -101,16 +106,16 @@ def read_settings(options: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfi
     if options["json_logs"]:
         server["json_logs"] = True
     chosen = {name: options[name] for name in CONFIG_OPTIONS if options[name] is not None}
+    named = options["named"]
+    if named is not None and chosen.setdefault("model", named) != named:
+        raise click.UsageError("MODEL and --model name different models")
     return EngineConfig(**tables | file | assigned | chosen), ServerConfig(**server)
 
 
 def _read_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    settings = read_settings_file(path, names_of(EngineConfig))
     for name in SERVER_TABLES:
         if not isinstance(settings.get(name, {}), dict):
             raise ConfigError(f"{path}: {name} must be a table")
@@ -131,10 +136,10 @@ async def run_server(engine_config: EngineConfig, server_config: ServerConfig) -
     app = create_app(config=server_config)
     service: Service = app.state.service
     listener = open_listener(server_config)
+    url = url_of(listener)
+    logger.info("loading %s, to serve it at %s", engine_config.model, url)
     stop = trio.Event()
-    keeper = EngineKeeper(
-        engine_config, service, functools.partial(announce, url_of(listener), service)
-    )
+    keeper = EngineKeeper(engine_config, service, functools.partial(announce, url, service))
 
     async def run_http() -> None:
         await serve_app(app, stop=stop, listener=listener)

@@ -99,7 +99,7 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
 
     Raises:
       ConfigError: a setting is unknown or not valid.
-      click.UsageError: previews are wanted where there are none.
+      click.UsageError: previews or adapters are wanted where there are none.
     """
     settings, tables = read_assignments(options["settings"], TABLES)
     tables["lora"] |= dict(options["lora"])
@@ -108,7 +108,21 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
     if config.mode != "step" and (options["preview"] or options["preview_every"]):
         raise click.UsageError("--preview needs --mode step")
     merged = {name: getattr(config, name) | table for name, table in tables.items()}
-    return EngineConfig.load(config, **merged)
+    config = EngineConfig.load(config, **merged)
+    _check_scales(options["scales"], config)
+    return config
+
+
+def _check_scales(scales: Iterable[tuple[str, Any]], config: EngineConfig) -> None:
+    """Refuse adapters that are not loaded, before a model is. One of an import path may bring its
+    own."""
+    if ":" in config.model.removeprefix("random:"):
+        return
+    for name, _ in scales:
+        if name not in config.lora:
+            raise click.UsageError(
+                f"--lora-scale: there is no adapter {name!r}; load it with --lora {name}=PATH"
+            )
 
 
 def read_assignments(

@@ -62,7 +62,7 @@ def test_a_video_can_be_an_mp4(generate, tmp_path):
 def test_a_picture_is_no_mp4(generate, tmp_path):
     done = generate("a cat", "-o", tmp_path, "-q", "--format", "mp4")
     assert done.returncode == 2
-    assert "makes image, no video" in done.stderr
+    assert "which is for videos: StableDiffusionPipeline makes image" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,6 +113,7 @@ def test_verbose_tells_the_traceback(generate, tmp_path):
         (["--model", "shpes"], 1, "did you mean 'shapes'"),
         (["--model", "shpes", "--executor", "mp"], 1, "did you mean 'shapes'"),
         (["--model", "synthetic", "--arg", "nope=1"], 2, "takes no 'nope'"),
+        (["--arg", "strength=1"], 2, "'strength': that is an argument of image-to-image pipelines"),
         (["--size", "128x65"], 2, "height must be a multiple of 8, not 65: the nearest 64 and 72"),
         (["--model", "./no/such/model"], 2, "model: no such file or directory"),
         (["--lora", "ink=no.safetensors"], 2, "lora.ink: no such file or directory"),

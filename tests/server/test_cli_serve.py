@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import click
 import httpx2
 import psutil
 import pytest
@@ -68,8 +69,9 @@ def test_it_serves_until_it_is_told_to_stop():
         process.send_signal(signal.SIGTERM)
         code, errors = process.end()
     assert code == 0
-    assert errors.count("\n") == 1
-    assert f'"request_id": "{answer.headers["x-request-id"]}"' in errors
+    loading, request = errors.splitlines()
+    assert f'"message": "loading {MODEL[0]}, to serve it at {url}"' in loading
+    assert f'"request_id": "{answer.headers["x-request-id"]}"' in request
 
 
 def test_requests_beyond_the_deadline_are_cancelled_and_no_worker_is_left():
@@ -173,6 +175,18 @@ def test_workers_can_be_told_by_their_devices():
         engine, server = read_settings(context.params)
     assert (engine.model, engine.executor, engine.num_workers) == ("/models/sdxl", "mp", 2)
     assert server.port == 8000
+
+
+def test_the_model_may_be_an_option():
+    with serve.make_context("serve", ["--model", "synthetic"]) as context:
+        assert read_settings(context.params)[0].model == "synthetic"
+    with serve.make_context("serve", ["shapes", "--model", "shapes"]) as context:
+        assert read_settings(context.params)[0].model == "shapes"
+    with (
+        serve.make_context("serve", ["shapes", "--model", "synthetic"]) as context,
+        pytest.raises(click.UsageError, match="different models"),
+    ):
+        read_settings(context.params)
 
 
 @pytest.mark.parametrize("name", ["model_options", "lora"])

@@ -116,7 +116,7 @@ def test_every_line_of_a_process_is_json():
         process.send_signal(signal.SIGTERM)
         code, errors = process.end()
     assert code == 0
-    told, accessed = map(json.loads, errors.splitlines())
+    _loading, told, accessed = map(json.loads, errors.splitlines())
     assert list(told) == ["time", "level", "logger", "message", "exception"]
     assert told["level"] == "error"
     assert "ExecutionError" in told["exception"]

@@ -75,8 +75,17 @@ def test_an_argument_that_the_pipeline_does_not_take():
         admit(capabilities={"arguments": ["image"], "required": []})
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("strength", "image-to-image"), ("mask_image", "inpainting"), ("num_frames", "video")],
+)
+def test_an_argument_of_another_kind_of_pipeline_is_told_as_that(name, kind):
+    with pytest.raises(RequestError, match=f"takes no '{name}': that is an argument of {kind} "):
+        admit(extra_args={name: 1}, capabilities={"arguments": ["prompt", "latents"]})
+
+
 def test_only_a_video_can_be_an_mp4():
-    with pytest.raises(RequestError, match="'mp4': FakePipeline makes image, no video"):
+    with pytest.raises(RequestError, match="'mp4', which is for videos: FakePipeline makes"):
         admit(output_type="mp4")
     with pytest.raises(RequestError, match="output_options: fps must be 1 to 120, not 0"):
         admit(output_type="mp4", output_options={"fps": 0}, capabilities={"media": "video"})

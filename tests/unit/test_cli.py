@@ -211,6 +211,7 @@ def test_a_traceback_in_a_message_is_cut_to_its_end():
         (["generate", "a", "-f", "/no/such/file"], "No such file"),
         (["generate", "a", "--config", "/no/such/file"], "does not exist"),
         (["generate", "a", "-o", "/dev/null/out"], "-o"),
+        (["generate", "a", "--lora-scale", "ink=1"], "load it with --lora ink=PATH"),
         (["generate", "a", "--preview"], "--preview needs --mode step"),
         (["generate", "a", "--mode", "request", "--preview-every", "2"], "needs --mode step"),
         (["generate", "a", "--mode", "step", "--preview-every", "0"], "0 is not in the range"),

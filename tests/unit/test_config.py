@@ -178,12 +178,18 @@ def test_a_file_may_hold_the_settings_of_a_server_beside_those_of_the_engine(tmp
     path = tmp_path / "both.toml"
     path.write_text('model = "synthetic"\n[server]\nport = 80\n')
     assert EngineConfig.load(path) == EngineConfig(model="synthetic")
+    path.write_text('model = "synthetic"\n[server]\nprot = 80\n')  # `serve` looks at these
+    assert EngineConfig.load(path) == EngineConfig(model="synthetic")
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"server = 1", "unknown setting 'server'"),
+        (b"server = 1", "server must be a table"),
+        (b"[serve]\nport = 1", r"engine.toml: unknown table \[serve\]: did you mean \[server\]"),
+        (b"[merges]\nport = 1", "did you mean 'merge'"),
+        (b"port = 1", r"engine.toml: 'port' belongs to the server: write it below \[server\]"),
+        (b"host = 'a'", r"'host' belongs to the server: write it below \[server\]"),
         (b"model = ", "Invalid value"),
         (b"\xff", "utf-8"),
         (b"max_seqs = 1", "did you mean 'max_num_seqs'"),
@@ -200,6 +206,18 @@ def test_a_broken_file_is_refused_with_the_reason(tmp_path, content, reason):
 def test_a_missing_file_is_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         EngineConfig.load(tmp_path / "nowhere.toml")
+
+
+def test_a_model_given_as_a_file_of_settings_is_told_how_to_be_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights").mkdir()
+    for model in ("shapes", "random:sd15", "owner/name", "weights"):
+        hint = re.escape(f"a model is given by name: open_engine(model={model!r})")
+        with pytest.raises(ConfigError, match=hint):
+            EngineConfig.load(model)
+    with pytest.raises(ConfigError) as refusal:
+        EngineConfig.load("nowhere.toml")
+    assert "open_engine(model=" not in str(refusal.value)
 
 
 # -- the checks
