@@ -128,7 +128,7 @@ class AsyncOutputThread(threading.Thread):
     def _is_quick(self, output: PendingOutput) -> bool:
         """Whether an output is delivered sooner than another thread wakes up."""
         return (
-            output.forward_end.event is None
+            output.made is None
             and sum(tensor.nbytes for tensor in output.tensors.values()) <= QUICK_BYTES
             and self._queue.at_rest
             and self._writer.is_roomy(QUICK_BYTES)
@@ -235,7 +235,7 @@ class AsyncOutputThread(threading.Thread):
             self._writer.abandon(item.transfer)
 
     def _staged(self, output: PendingOutput) -> Tensors:
-        self._platform.wait_event(output.forward_end.event)
+        self._platform.wait_event(output.made)
         return self._device_stage(output.tensors, output.request.output_type)
 
     def _transfer(self, output: PendingOutput, *told: AsyncDiffusionOutput) -> None:

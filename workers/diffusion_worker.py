@@ -19,6 +19,7 @@ from ..ipc_ext.messages import (
     AsyncDiffusionOutput,
     AsyncOutputKind,
     Configure,
+    Execute,
     InputPart,
     NewRequestData,
     RemoteError,
@@ -29,6 +30,7 @@ from ..postprocess import QUANTIZED_TYPES, get_postprocessor
 from . import faults
 from .async_output import AsyncOutputThread, Send
 from .capabilities import CHUNK_ARGUMENT
+from .inbox import Inbox
 from .inputs import InputStore
 from .model_runner import DiffusionModelRunner, RunnerOutput, RunnerRequest
 from .models import load_pipeline
@@ -151,11 +153,17 @@ class DiffusionWorker:
             **self._platform.memory_info(),
         }
 
-    def execute_model_batch(self, requests: Sequence[NewRequestData]) -> None:
-        """Run one wave to completion; phases are reported as they end."""
+    def execute_model_batch(self, requests: Sequence[NewRequestData], inbox: Inbox) -> None:
+        """Run one wave to completion; phases are reported as they end.
+
+        Args:
+          requests: the wave.
+          inbox: the next one is taken from there while this one waits for the device.
+        """
         faults.point("executing")
         reports = _Reports(self)
-        self._runner.execute_model_batch(reports.follow(requests), reports)
+        upcoming = _Upcoming(self, inbox, reports)
+        self._runner.execute_model_batch(reports.follow(requests), reports, upcoming)
 
     def execute_stepwise(self, new: Sequence[NewRequestData], scheduled: Sequence[int]) -> None:
         """Run one tick: take requests on, and advance those scheduled by one denoising step."""
@@ -215,6 +223,29 @@ def _resolved(device: str) -> str:
     if name != "auto":
         return device
     return f"cuda{colon}{index}" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class _Upcoming:
+    """The next wave, as it is in the inbox."""
+
+    worker: DiffusionWorker
+    inbox: Inbox
+    reports: _Reports
+
+    def is_there(self) -> bool:
+        """Whether nothing comes before the next wave but arrays, which are taken in."""
+        while isinstance(message := self.inbox.peek(), InputPart):
+            self.worker.take_input(message)
+            self.inbox.take()
+        return isinstance(message, Execute)
+
+    def take(self) -> Sequence[RunnerRequest]:
+        """Take it out, and note that its forwards begin now."""
+        message = self.inbox.take()
+        assert isinstance(message, Execute)
+        faults.point("executing")
+        return self.reports.follow(message.requests)
 
 
 @dataclass(slots=True)
@@ -279,7 +310,7 @@ class _Reports:
         if error is None:
             try:
                 output.tensors = owned(output.tensors)
-                end = worker._platform.mark()
+                made = worker._platform.mark()
             except Exception as lost:  # the device, by what it was given before
                 error = remote_error(lost, fatal=worker._platform.is_fatal(lost))
         done = AsyncDiffusionOutput(
@@ -287,7 +318,8 @@ class _Reports:
         )
         if error is None:
             faults.point("computed")
-            pending = PendingOutput(request, output.tensors, start, end)
+            end = made if output.waited is None else Mark(made.host_ns, output.waited)
+            pending = PendingOutput(request, output.tensors, start, end, made.event)
             worker._output_thread.submit(pending, *followed.untold, done)
         else:
             worker._output_thread.withdraw(request)

@@ -28,7 +28,9 @@ class Endings:
         error, value, lane.value = lane.error, lane.value, None
         if error is not None:
             return self.of_error(request_id, error)
-        return self.of_result(request_id, value, latent=latent)
+        output = self.of_result(request_id, value, latent=latent)
+        output.waited = lane.passed
+        return output
 
     def of_result(self, request_id: str, result: Any, *, latent: bool) -> RunnerOutput:
         """Find the tensors in what a pipeline returned; that there are none is an error."""

@@ -1,15 +1,14 @@
 """The model runner: runs requests on one pipeline, in waves or step by step."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from .capabilities import capabilities_of
 from .endings import Endings
-from .lane_steps import LaneSteps, open_lane
-from .lanes import Batcher, Hub, Lane, Lockstep
+from .lane_steps import LaneSteps
+from .lanes import Batcher, Hub
 from .lanes.offloading import remember_offloading
 from .pace import Pace
 from .platform import Platform
@@ -17,6 +16,7 @@ from .protocol_steps import ProtocolSteps
 from .replay import ReplayExecutor
 from .requests import Progress, RunnerEvents, RunnerOutput, RunnerRequest
 from .step_protocol import StepPipeline
+from .waves import NOTHING, Upcoming, Waves
 
 REFUSALS_TOLD = 32
 REASON_LIMIT = 400
@@ -59,6 +59,7 @@ class DiffusionModelRunner:
         self._batcher = Batcher(self._hub)
         self._endings = Endings(platform)
         self._pace = Pace(platform)
+        self._waves = Waves(self._hub, self._batcher, self._endings, self._pace, platform)
         self._steps: ProtocolSteps | LaneSteps
         if isinstance(pipeline, StepPipeline):
             self._steps = ProtocolSteps(pipeline, self._hub, self._batcher, self._endings)
@@ -74,24 +75,21 @@ class DiffusionModelRunner:
         step_protocol = isinstance(self._pipeline, StepPipeline)
         return {**capabilities_of(self._pipeline), "step_protocol": step_protocol}
 
-    def execute_model_batch(self, requests: Sequence[RunnerRequest], events: RunnerEvents) -> None:
+    def execute_model_batch(
+        self,
+        requests: Sequence[RunnerRequest],
+        events: RunnerEvents,
+        upcoming: Upcoming = NOTHING,
+    ) -> None:
         """Run a wave of requests; returns when all have ended.
 
         Args:
             requests: The wave. An error in one of them does not concern the others.
             events: Told about progress, and about each request as soon as it ends.
+            upcoming: Asked for the next wave, which is run too, while this one waits for the
+                device.
         """
-        self._hub.drive(self._pace.wait)
-        wave = _Wave(self._endings, events, self._end_round)
-        with self._hub:
-            lanes = [wave.add(self._hub, request) for request in requests]
-            try:
-                self._hub.drive(partial(Lockstep(self._hub, self._batcher).run, lanes))
-                if self._hub.poison is not None:
-                    wave.fail_rest(self._hub.poison)
-            finally:
-                self._hub.abandon(lanes)
-        self._mark_pace()
+        self._waves.run(requests, events, upcoming)
 
     def execute_stepwise(
         self, new: Sequence[RunnerRequest], scheduled: Sequence[str], events: RunnerEvents
@@ -113,11 +111,6 @@ class DiffusionModelRunner:
         if scheduled:
             self._mark_pace()
         return progress
-
-    def _end_round(self) -> None:
-        """Wait until the device has begun with the step of a wave that is in its queue now."""
-        self._mark_pace()
-        self._hub.drive(self._pace.wait)
 
     def _mark_pace(self) -> None:
         if self._hub.poison is None:
@@ -167,48 +160,3 @@ def _replay_for(hub: Hub, platform: Platform, budget: int | None) -> ReplayExecu
     executor = ReplayExecutor(hub, graphs, platform.graph_budget() if budget is None else budget)
     hub.executor = executor
     return executor
-
-
-class _Wave:
-    """The requests of one wave, and what has been told about them."""
-
-    def __init__(
-        self, endings: Endings, events: RunnerEvents, end_round: Callable[[], None]
-    ) -> None:
-        self._endings = endings
-        self._events = events
-        self._end_round = end_round
-        self._requests: dict[Lane, RunnerRequest] = {}
-        self._told: dict[Lane, int] = {}
-        self._stepped: set[Lane] = set()
-        """Those that have made a step in this round; it ends when one of them makes another."""
-
-    def add(self, hub: Hub, request: RunnerRequest) -> Lane:
-        """Open a lane for a request, and follow it."""
-        latent = request.kwargs.get("output_type") == "latent"
-        lane = open_lane(hub, request, partial(self._on_stop, latent))
-        self._requests[lane] = request
-        return lane
-
-    def _on_stop(self, latent: bool, lane: Lane) -> None:
-        """Tell what is new about a lane that has stopped."""
-        request_id = self._requests[lane].request_id
-        if lane.step != self._told.get(lane, 0):
-            self._told[lane] = lane.step
-            self._events.on_progress(request_id, *lane.progress())
-            self._note_step(lane)
-        if lane.done:
-            del self._requests[lane]
-            self._events.on_done(self._endings.of_lane(request_id, lane, latent=latent))
-
-    def _note_step(self, lane: Lane) -> None:
-        if lane in self._stepped:
-            self._stepped.clear()
-            self._end_round()
-        self._stepped.add(lane)
-
-    def fail_rest(self, error: Exception) -> None:
-        """End every request that is left, because the device is lost."""
-        for lane, request in list(self._requests.items()):
-            del self._requests[lane]
-            self._events.on_done(self._endings.of_error(request.request_id, error))

@@ -28,6 +28,8 @@ class PendingOutput:
     tensors: dict[str, torch.Tensor]
     forward_start: Mark
     forward_end: Mark
+    made: Any
+    """The event of the device after which the tensors are there."""
     transfer: Transfer | None = None
     """Its copy, if that was begun before it came to the output thread."""
 

@@ -6,7 +6,6 @@ once, and then the next request's; the device would still take them after the re
 or had to yield, and progress would tell of steps that are to come.
 """
 
-from collections import deque
 from typing import Any
 
 from .platform import Platform
@@ -20,7 +19,17 @@ class Pace:
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
-        self._ends: deque[Any] = deque()
+        self._ends: list[Any] = []
+
+    def has_room(self) -> bool:
+        """Whether the next one may be prepared now."""
+        self._ends = [end for end in self._ends if not self._platform.has_happened(end)]
+        return len(self._ends) < AHEAD
+
+    @property
+    def oldest(self) -> Any:
+        """The end that there is room after."""
+        return self._ends[0]
 
     def wait(self) -> None:
         """Wait until the next one may be prepared.
@@ -28,11 +37,12 @@ class Pace:
         Raises:
             Exception: what the device has to say about work that it was given before.
         """
-        while len(self._ends) >= AHEAD:
-            self._platform.synchronize_event(self._ends.popleft())
+        while len(self._ends) >= AHEAD and not self.has_room():
+            self._platform.synchronize_event(self._ends.pop(0))
 
-    def mark(self) -> None:
-        """Note the end of one that is in the device's queue now."""
+    def mark(self) -> Any:
+        """Note the end of one that is in the device's queue now; return its event."""
         event = self._platform.record_device_event()
         if event is not None:
             self._ends.append(event)
+        return event

@@ -6,8 +6,8 @@ and events. All methods may be called from any thread.
 
 import ctypes
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ _cuda: Any = torch.cuda  # much of it is untyped
 _HARMLESS_CUDA_ERRORS = frozenset((1, 2, 9, 98, 209, 801, *range(900, 909)))
 _HOST_REGISTER_PORTABLE = 1
 _POLL_S = 20e-6
-_LATENESS = 0.01
+_LATENESS = 0.002
 
 
 class HostMemoryError(RuntimeError):
@@ -80,8 +80,28 @@ class Platform:
     def wait_event(self, event: Any) -> None:
         """Let later work on the current stream wait for an event; the host does not wait."""
 
+    def has_happened(self, event: Any) -> bool:
+        """Whether the device has come to an event."""
+        return True
+
     def synchronize_event(self, event: Any) -> None:
         """Wait on the host until an event has happened."""
+
+    def wait_for_any(self, events: Sequence[Any], enough: Callable[[], bool]) -> None:
+        """Wait on the host until one of several events has happened, or there is a reason to stop.
+
+        Args:
+            events: At least one.
+            enough: Asked now and then; True ends the wait.
+        """
+
+    def forward_stream(self, number: int) -> AbstractContextManager[None]:
+        """Issue the body's work on one of two streams that components may run on.
+
+        Args:
+            number: 0: the one that is current; 1: another one.
+        """
+        return nullcontext()
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
@@ -198,6 +218,7 @@ class CudaPlatform(Platform):
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         self._side = _cuda.Stream(self.device)
+        self._other = _cuda.Stream(self.device)
         self._clock = DeviceClock(self.device)
         self._registered: dict[int, int] = {}
         self._staged = StagedCopy(_pinned, self.record_device_event, self.synchronize_event)
@@ -216,16 +237,29 @@ class CudaPlatform(Platform):
         """Let later work on the current stream wait for an event; the host does not wait."""
         torch.cuda.current_stream(self.device).wait_event(event)
 
+    def has_happened(self, event: Any) -> bool:
+        """Whether the device has come to an event."""
+        happened: bool = event.query()
+        return happened
+
     def synchronize_event(self, event: Any) -> None:
         """Wait on the host until an event has happened.
 
         The host looks again and again, and sleeps in between: at first for 20 us, then for a
-        hundredth of the time that it has waited. A wait by interrupt comes several times as late,
-        one without sleep takes a core (benchmarks/event_wait.py).
+        five-hundredth of the time that it has waited. A wait by interrupt comes several times as
+        late, one without sleep takes a core (benchmarks/event_wait.py).
         """
-        start = time.monotonic()
-        while not event.query():
-            time.sleep(max(_POLL_S, (time.monotonic() - start) * _LATENESS))
+        _poll(event.query)
+
+    def wait_for_any(self, events: Sequence[Any], enough: Callable[[], bool]) -> None:
+        """Wait on the host until one of several events has happened, or there is a reason to stop;
+        like `synchronize_event`."""
+        _poll(lambda: enough() or any(event.query() for event in events))
+
+    def forward_stream(self, number: int) -> AbstractContextManager[None]:
+        """Issue the body's work on one of two streams that components may run on."""
+        other: AbstractContextManager[None] = torch.cuda.stream(self._other)
+        return other if number else nullcontext()
 
     @contextmanager
     def side_stream(self) -> Iterator[None]:
@@ -342,6 +376,12 @@ def platform_for(device: str) -> Platform:
             raise ValueError(f"device {device!r} is not available: no CUDA device was found")
         return CudaPlatform(device)
     raise ValueError(f"device {device!r} is not supported; supported are cpu and cuda")
+
+
+def _poll(over: Callable[[], bool]) -> None:
+    start = time.monotonic()
+    while not over():
+        time.sleep(max(_POLL_S, (time.monotonic() - start) * _LATENESS))
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -46,6 +46,8 @@ class RunnerOutput:
         error_type: The class name of the exception.
         aborted: The request was cancelled before it was finished.
         fatal: The device context is lost; no further request can run.
+        waited: The event of the device that the pipeline has waited for at its end, where its
+            forward was over; None: it has not waited.
     """
 
     request_id: str
@@ -54,6 +56,7 @@ class RunnerOutput:
     error_type: str | None = None
     aborted: bool = False
     fatal: bool = False
+    waited: Any = None
 
 
 class RunnerEvents(Protocol):

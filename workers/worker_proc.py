@@ -7,7 +7,7 @@ were sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..ipc_ext import RingShutDown, Segment, WorkerState
@@ -21,11 +21,11 @@ from ..ipc_ext.messages import (
     Message,
     Rpc,
     Stop,
-    decode_message,
     encode_outputs,
 )
 from . import faults
 from .diffusion_worker import DiffusionWorker
+from .inbox import Inbox
 from .remote import remote_error
 
 LOAD_FAILED = 1
@@ -61,8 +61,8 @@ class WorkerProc:
 
     def _serve(self) -> int:
         faults.point("attached")
-        messages = self._messages()
-        configuration = next(messages)
+        inbox = Inbox(self._segment.submissions)
+        configuration = inbox.take()
         if not isinstance(configuration, Configure):
             raise TypeError(
                 f"the first message must be Configure, not {type(configuration).__name__}"
@@ -80,25 +80,18 @@ class WorkerProc:
             self._segment.control.state = WorkerState.READY
             self._answer(0, result=worker.capabilities())
             faults.point("greeted")
-            for message in messages:
+            for message in inbox:
                 if isinstance(message, Stop):
                     faults.point("stopping")
                     break
-                self._handle(worker, message)
+                self._handle(worker, message, inbox)
             self._segment.control.state = WorkerState.STOPPING
         return 0
 
-    def _messages(self) -> Iterator[Message]:
-        submissions = self._segment.submissions
-        while True:
-            for frame in submissions.drain(limit=1):
-                yield decode_message(frame)
-            submissions.wait()
-
-    def _handle(self, worker: DiffusionWorker, message: Message) -> None:
+    def _handle(self, worker: DiffusionWorker, message: Message, inbox: Inbox) -> None:
         match message:
             case Execute(requests=requests):
-                worker.execute_model_batch(requests)
+                worker.execute_model_batch(requests, inbox)
             case ExecuteStep(new=new, scheduled=scheduled):
                 worker.execute_stepwise(new, scheduled)
             case InputPart():

@@ -71,7 +71,7 @@ class Bench:
 
     def submit(self, request, tensors, *told, event=None):
         mark = Mark(1, event)
-        self.thread.submit(PendingOutput(request, tensors, mark, mark), *told)
+        self.thread.submit(PendingOutput(request, tensors, mark, mark, mark.event), *told)
 
     def show(self, request, step=1, draw=None):
         picture = torch.full((4, 4, 3), step, dtype=torch.uint8)

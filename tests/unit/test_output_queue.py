@@ -24,7 +24,7 @@ def request(number):
 
 
 def output(number):
-    return PendingOutput(request(number), {}, MARK, MARK)
+    return PendingOutput(request(number), {}, MARK, MARK, MARK.event)
 
 
 def chunk(number, index=0):

@@ -27,11 +27,18 @@ class SlowPlatform(CpuPlatform):
         self.most = max(self.most, len(self.queue))
         return self.queue[-1]
 
+    def has_happened(self, event):
+        return event not in self.queue
+
     def synchronize_event(self, event):
         if self.lost is not None:
             raise self.lost
         while event in self.queue:
             self.over.append(self.queue.pop(0))
+
+    def wait_for_any(self, events, enough):
+        if not enough():
+            self.synchronize_event(min(events, key=self.queue.index))
 
 
 class Loop:

@@ -4,7 +4,7 @@ from .batcher import Batcher, Counts
 from .call import ComponentCall, Executor, execute_eagerly
 from .hub import Hub
 from .lane import Lane, LaneCancelled, Outcome
-from .lockstep import Lockstep
+from .rounds import Rounds
 from .stepwise import Stepwise
 
 __all__ = [
@@ -15,8 +15,8 @@ __all__ = [
     "Hub",
     "Lane",
     "LaneCancelled",
-    "Lockstep",
     "Outcome",
+    "Rounds",
     "Stepwise",
     "execute_eagerly",
 ]

@@ -18,12 +18,13 @@ from .offloading import Parts
 from .shadow import HostShadow
 from .slots import Slots
 from .view import modules_of
+from .waits import give_way_at_stream_waits
 
 
 class Hub:
     """Owns the calling thread while lanes run; a context manager around each wave and each tick.
 
-    It decides nothing: a schedule (`lockstep.py`, `stepwise.py`) says whose calls run next, and a
+    It decides nothing: a schedule (`../waves.py`, `stepwise.py`) says whose calls run next, and a
     batcher (`batcher.py`) runs them.
 
     Lanes that are open when the body ends stay open. The thread is then theirs but for its modes,
@@ -39,6 +40,8 @@ class Hub:
         shadow: The function mode that the pipeline's own code runs in; None: there is no device.
         exclusive: The lane that may change shared modules; no other may run until it is done.
         poison: The error after which the device cannot be used any more.
+        lends: Whether a lane that waits for the device shall be suspended, since there is a use for
+            the thread, or may be.
     """
 
     def __init__(
@@ -59,10 +62,14 @@ class Hub:
             Slots(modules, self.adapters), platform.default_generators(), platform.device_types
         )
         device_type = platform.device_types[-1]
-        self.shadow = None if device_type == "cpu" else HostShadow(device_type)
+        self.shadow = None
+        if device_type != "cpu":
+            self.shadow = HostShadow(device_type)
+            give_way_at_stream_waits()
         self.parts = Parts()
         self.exclusive: Lane | None = None
         self.poison: Exception | None = None
+        self.lends: Callable[[Lane], bool] = _never
         self._caches = FeatureCaches(modules)
         self._configurations = Configurations(modules, adapters=not self.adapters.names)
         self._configuration: int | None = None
@@ -204,3 +211,8 @@ class Hub:
 
 def _ignore(lane: Lane) -> None:
     """Do nothing about a lane that has stopped."""
+
+
+def _never(lane: Lane) -> bool:
+    """Lend nobody's waits."""
+    return False

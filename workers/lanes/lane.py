@@ -44,6 +44,8 @@ class Lane:
         on_stop: Told when the lane has stopped.
         pipeline: The lane's own copy of the pipeline, while it runs.
         pending: The component call that the lane waits for.
+        awaits: The event of the device that the lane waits for instead.
+        passed: The event that it has waited for, if it has called no component since.
         wants_exclusive: The lane waits until no other runs before it is done with a shared module.
         done: The pipeline has returned, raised or been cancelled.
         value: What the pipeline returned.
@@ -69,6 +71,8 @@ class Lane:
         self.kwargs = kwargs
         self.on_stop = on_stop
         self.pending: ComponentCall | None = None
+        self.awaits: Any = None
+        self.passed: Any = None
         self.wants_exclusive = False
         self.done = False
         self.value: Any = None
@@ -106,6 +110,7 @@ class Lane:
         """Run the pipeline up to its first component call (or to its end)."""
         self._ambient = self._hub.thread.open(self._seed)
         self._greenlet = greenlet.greenlet(partial(call_at_stack_end, self._main))
+        self._greenlet.sidestream_lane = self
         self._greenlet.gr_context = copy_context()
         self._greenlet.switch()
         self._stopped()
@@ -150,7 +155,9 @@ class Lane:
 
     def _let_go(self) -> None:
         """Break the cycles between the lane and what it made: nothing waits for the collector."""
-        self.pending = self._offer = self.tap = None
+        self.pending = self._offer = self.tap = self.passed = None
+        if self._greenlet is not None:
+            self._greenlet.sidestream_lane = None
         for observer in self._observers:
             observer.scheduler = None
         self.pipeline, self._observers = None, []
@@ -250,7 +257,7 @@ class Lane:
         return outcome.value
 
     def _await(self, call: ComponentCall) -> Outcome:
-        self.pending = call
+        self.pending, self.passed = call, None
         outcome = self._suspend()
         offer = self._offer
         self.pending = None
@@ -262,6 +269,19 @@ class Lane:
         if offer is not None:
             self._visited.setdefault(offer.signature[:2], set()).add(offer.signature)
         return outcome
+
+    def give_way_to_device(self) -> None:
+        """Suspend the lane until the device has done what the current stream holds now, if the hub
+        has a use for the thread meanwhile. If not, whoever calls this has to wait still."""
+        if self._busy or self.cancelled or not self._hub.lends(self):
+            return
+        event = self._hub.platform.record_device_event()
+        self.awaits = event
+        try:
+            self._suspend()
+        finally:
+            self.awaits = None
+        self.passed = event
 
     def _suspend(self) -> Outcome:
         self._modes.put_aside()

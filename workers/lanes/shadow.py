@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from .structure import parts_of
+from .waits import current_lane
 
 _C: Any = torch._C
 _FIELDS: Any = Tensor  # as it is typed, it has values where it has descriptors
@@ -98,6 +99,7 @@ class HostShadow(TorchFunctionMode):
             # Floats that are no integers become other ones on other devices.
             if values is not None and (dtype is None or dtype.is_floating_point):
                 return torch.empty_like(values, dtype=dtype, pin_memory=False).copy_(values)
+            return self._ask(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _make(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -141,7 +143,17 @@ class HostShadow(TorchFunctionMode):
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`item` and its kin: what is wanted is on the host."""
         values = self._values_of(args[0])
-        return func(*args, **kwargs) if values is None else func(values, *args[1:], **kwargs)
+        if values is not None:
+            return func(values, *args[1:], **kwargs)
+        on_device = isinstance(args[0], Tensor) and args[0].device.type == self._device_type
+        return self._ask(func, args, kwargs) if on_device else func(*args, **kwargs)
+
+    def _ask(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Let the device answer; while it is busy, the thread may do something else."""
+        lane = current_lane()
+        if lane is not None and not kwargs.get("non_blocking", False):
+            lane.give_way_to_device()
+        return func(*args, **kwargs)
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function of which is known what it gives."""
