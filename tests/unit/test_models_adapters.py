@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from sidestream.workers.models import load_pipeline
 from sidestream.workers.models.adapters import load_adapters
@@ -125,6 +125,23 @@ def test_an_adapter_for_another_model_is_refused_in_one_line(
         load(model, lora={"style": source})
     assert str(refusal.value).startswith(f"lora 'style' cannot be loaded from {source!r}: ")
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("place", ["unet.nowhere.to_q", "text_encoder_2.layers.0.q_proj"])
+def test_an_adapter_that_fits_only_in_part_is_refused_with_counts(saved, tmp_path, place):
+    weights = load_file(saved / "pytorch_lora_weights.safetensors")
+    extra = [f"{place}.lora_{matrix}.weight" for matrix in "AB"]
+    path = tmp_path / "more.safetensors"
+    save_file(weights | {key: torch.ones(2, 2) for key in extra}, path)
+    with pytest.raises(ValueError, match="fits this model only in part") as refusal:
+        load("sd15", lora={"style": str(path)})
+    assert f"nothing for 2 of {len(weights) + 2} weights ({', '.join(extra)})" in str(refusal.value)
+
+
+@pytest.mark.parametrize("family", ["sd15", "sd15-img2img", "sdxl", "flux", "wan"])
+def test_an_adapter_that_fits_is_not_said_to_fit_in_part(tmp_path, family):
+    adapters = save_adapters(family, tmp_path, ["style", "to_q"])
+    assert load(family, lora=adapters).sidestream_lora == ("style", "to_q")
 
 
 def test_an_adapter_that_has_nothing_that_is_known_is_refused(tmp_path):

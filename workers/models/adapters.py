@@ -21,6 +21,9 @@ REASON_LIMIT = 400
 NAMED = 3
 """Of keys that do not fit."""
 DENOISERS = ("unet", "transformer")
+PARTS = (*DENOISERS, "transformer_2", "text_encoder", "text_encoder_2", "text_encoder_3")
+"""What weights of adapters are for, in the layout of diffusers."""
+_MATRIX = re.compile(r"\.lora_[AB]\.")
 _OTHER_SHAPE = re.compile(r"^\s*size mismatch for ([^\s:]+):", re.MULTILINE)
 
 
@@ -69,6 +72,7 @@ def _load(pipeline: Any, name: str, source: str, hub: Mapping[str, Any]) -> None
             raise _Misfit("it lacks some of its weights")
         if name not in _loaded_into(pipeline):
             raise _Misfit(f"it is not for this model, which has nothing for {_few(keys, keys)}")
+        _check_rest(pipeline, name, keys or _cached_keys(place, file, hub))
     except Exception as error:  # a broken file may raise anything
         reason = _reason(error, keys)
         raise ValueError(f"lora {name!r} cannot be loaded from {source!r}: {reason}") from error
@@ -77,6 +81,46 @@ def _load(pipeline: Any, name: str, source: str, hub: Mapping[str, Any]) -> None
 def _keys_of(file: Path) -> list[str]:
     with safe_open(file, "pt") as weights:
         return list(weights.keys())
+
+
+def _cached_keys(repository: str, file: str | None, hub: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a file of the hub that has been loaded, if it was named."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if file is None:
+        return []
+    path = try_to_load_from_cache(repository, file, cache_dir=hub.get("cache_dir"))
+    return _keys_of(Path(path)) if isinstance(path, str) else []
+
+
+def _check_rest(pipeline: Any, name: str, keys: list[str]) -> None:
+    """Refuse an adapter of which a part was loaded only: diffusers passes over the rest.
+
+    Keys in the layout of diffusers tell their places. Those in other layouts are converted, some
+    into several, and are not looked at.
+    """
+    loaded = _weights_of(pipeline, name)
+    misfits: list[str] = []
+    for part in PARTS:
+        given = {key for key in keys if key.startswith(f"{part}.") and _MATRIX.search(key)}
+        there = {key for key in loaded if key.startswith(f"{part}.")}
+        if len(given - there) > len(there - given):  # a library may have renamed some
+            misfits += sorted(given - there)
+    if misfits:
+        few = _few(misfits, keys)
+        raise _Misfit(f"it fits this model only in part, which has nothing for {few}")
+
+
+def _weights_of(pipeline: Any, name: str) -> set[str]:
+    """Return the names of an adapter's weights in a pipeline, as a file has them."""
+    own = re.compile(rf"(\.lora_[AB])\.{name}\.")
+    return {
+        own.sub(r"\1.", f"{part}.{weight}")
+        for part, module in pipeline.components.items()
+        if isinstance(module, nn.Module)
+        for weight, _ in module.named_parameters()
+        if own.search(weight)
+    }
 
 
 def _check_denoiser(keys: list[str], pipeline: Any) -> None:
