@@ -18,6 +18,7 @@ from ..engine.cli.arguments import CONFIG_OPTIONS, TABLES, Assignment, read_assi
 from ..engine.cli.options import engine_options, existing_file
 from ..engine.settings_file import read_settings_file
 from ..engine.strict import names_of
+from .abilities import needs_picture
 from .app import create_app
 from .config import ServerConfig
 from .keeper import EngineKeeper
@@ -187,14 +188,14 @@ def example(url: str, key: str, capabilities: Mapping[str, Any]) -> Iterator[str
       key: further options of curl.
       capabilities: of the pipeline.
     """
-    from_image, arguments = capabilities["from_image"], capabilities["arguments"]
+    from_image = capabilities["from_image"] or needs_picture(capabilities)
     if capabilities["media"] == "video":
         form = " -F input_reference=@picture.png" if from_image else None
         yield f"curl -s {url}/v1/videos{key}{_fields('waves', form)}"
         yield f"curl -s {url}/v1/videos/ID{key}  # how far it is: ID is what the first one tells"
         yield f"curl -s {url}/v1/videos/ID/content{key} -o video.mp4"
         return
-    mask = " -F mask=@mask.png" if "mask_image" in arguments else ""
+    mask = " -F mask=@mask.png" if "mask_image" in capabilities["arguments"] else ""
     form = f" -F image=@picture.png{mask}" if from_image else None
     route = "edits" if from_image else "generations"
     yield (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..engine import (
     WorkerDiedError,
 )
 from ..engine.strict import nearest
-from .schemas import EditParams
+from .schemas import FILE_FIELDS, EditParams
 
 CLIENT_CLOSED_REQUEST = 499
 """Nginx's status for a request that its client has given up."""
@@ -121,7 +122,9 @@ def api_error(error: SidestreamError, *, began: bool = False) -> ApiError:
             return ApiError(CLIENT_CLOSED_REQUEST, message, code="cancelled")
         case DeadlineExceededError():
             return ApiError(504, message, code="deadline_exceeded", headers=_RETRY_IS_VAIN)
-        case EngineDeadError() | EngineClosedError() | WorkerDiedError():
+        case EngineClosedError():
+            return unavailable("the engine is stopping")
+        case EngineDeadError() | WorkerDiedError():
             return unavailable("the worker has died; try again later")
         case ExecutionError() if error.remote_type in ("ValueError", "TypeError") and not began:
             # So pipelines refuse arguments, such as a size that is no multiple of 8.
@@ -133,14 +136,10 @@ def api_error(error: SidestreamError, *, began: bool = False) -> ApiError:
             return ApiError(500, "the pipeline failed", code="failed", headers=_RETRY_IS_VAIN)
 
 
-def without_picture(
+def refused_field(
     error: ExecutionError, request: DiffusionRequest, capabilities: Mapping[str, Any]
 ) -> ApiError | None:
-    """Find the answer to a request that failed before its first step for want of a picture.
-
-    No signature tells whether a pipeline needs the picture that it takes: those that edit do, and
-    some that make pictures of texts take one besides. So it is run, and this is told with what it
-    said.
+    """Find the field for which a pipeline has refused a request before its first step.
 
     Args:
       error: what came of it.
@@ -148,17 +147,33 @@ def without_picture(
       capabilities: of the pipeline.
 
     Returns:
-      None if it did not fail for want of a picture.
+      None if no field is at fault, as far as can be told.
     """
-    if not capabilities["from_image"] or capabilities["media"] != "image":
-        return None
     if error.remote_type not in ("ValueError", "TypeError", "AttributeError"):
         return None
+    sampling = request.sampling
+    if error.remote_type == "ValueError" and sampling.width and _OF_SIZE.search(str(error)):
+        return ApiError(422, f"size: {error}", code="unsupported", param="size")
+    if not capabilities["from_image"] or capabilities["media"] != "image":
+        return None
     for argument, field in (("image", "image"), ("mask_image", "mask")):
-        if argument in capabilities["arguments"] and argument not in request.sampling.extra_args:
-            message = f"{field}: the model works on one, which POST /v1/images/edits takes; {error}"
-            return ApiError(422, message, code="unsupported", param=field)
+        if argument in capabilities["arguments"] and argument not in sampling.extra_args:
+            return without_picture(field, f"; {error}")
     return None
+
+
+_OF_SIZE = re.compile(r"\b(height|width)\b", re.IGNORECASE)
+
+
+def without_picture(field: str = "image", reason: str = "") -> ApiError:
+    """Say that the model works on a picture that was not sent.
+
+    Args:
+      field: where it belongs, ``"image"`` or ``"mask"``.
+      reason: what else there is to say.
+    """
+    message = f"{field}: the model works on one, which POST /v1/images/edits takes{reason}"
+    return ApiError(422, message, code="unsupported", param=field)
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -194,6 +209,8 @@ def invalid_body(
       location: the names that lead to the field, from the body on.
       fields: all that there are.
     """
+    if location[:1] and location[0] in FILE_FIELDS and isinstance(problem.get("input"), str):
+        return _no_file(location[0])
     param = ".".join(map(str, location)) or None
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "json_invalid":
@@ -202,12 +219,20 @@ def invalid_body(
         elsewhere = "it belongs to POST /v1/images/edits"
         hint = elsewhere if param in fields else nearest(param, fields)
         message = f"there is no such field here; {hint}"
-    if problem["type"] == "string_pattern_mismatch" and location[-1:] == ("size",):
+    if param == "size" and problem["type"].startswith("string"):
         message = "must be WIDTHxHEIGHT, such as 512x512, or auto"
     if param is None and problem["type"] in ("model_attributes_type", "dict_type"):
         message = "must be a JSON object, sent with Content-Type: application/json"
     text = f"{param}: {message}" if param else f"the body: {message}"
     return ApiError(400, text, code="invalid_value", param=param)
+
+
+def _no_file(name: str) -> ApiError:
+    message = (
+        f"{name}: must be a file, in a form (multipart/form-data); curl sends one with an @:"
+        f" -F {name}=@picture.png"
+    )
+    return ApiError(400, message, code="invalid_value", param=name)
 
 
 async def _on_engine_error(_: Request, error: Exception) -> JSONResponse:

@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import trio
-from fastapi import APIRouter, Form, Request
+from fastapi import APIRouter, Depends, Form, Request
 from starlette.responses import Response
 
 from ..engine import Completed, DiffusionRequest, DiffusionResult
+from .abilities import needs_picture
 from .access_log import request_id_of
 from .encoding import PiecesResponse, answer_pieces
-from .errors import ApiError
+from .errors import without_picture
 from .event_stream import ImageEventStream
+from .forms import check_form
 from .input_bytes import InputShare
-from .limits import check_adapters, make_request
+from .limits import check_adapters, invalid, make_request, unsupported
 from .metrics import phases_of
 from .schemas import (
     IMAGE_ERRORS,
@@ -47,9 +49,16 @@ def image_routes(service: Service) -> APIRouter:
     async def create_image(params: GenerationParams, http: Request) -> Response:
         """Make pictures of a prompt."""
         service.check_model(params.model, "image")
+        if needs_picture(service.ready_engine().capabilities):
+            raise without_picture()
         return await _answer(service, params, http, {}, "image_generation")
 
-    @router.post("/v1/images/edits", responses=ANSWERS, response_model=None)
+    @router.post(
+        "/v1/images/edits",
+        responses=ANSWERS,
+        response_model=None,
+        dependencies=[Depends(check_form)],
+    )
     async def edit_image(
         params: Annotated[EditParams, Form(media_type="multipart/form-data")], http: Request
     ) -> Response:
@@ -73,9 +82,10 @@ async def _answer(
     Args:
       kind: of server-sent events, before the dot.
     """
-    check_adapters(params, service.ready_engine().capabilities)
+    capabilities = service.ready_engine().capabilities
+    check_adapters(params, capabilities)
     request_id = request_id_of(http.scope, params.request_id, service.requests.is_live)
-    request = make_request(params, request_id, service.config, inputs)
+    request = make_request(params, request_id, service.config, capabilities, inputs)
     fields: dict[str, Any] = {
         "quality": params.quality or "auto",
         "background": "opaque",
@@ -106,14 +116,13 @@ async def _inputs(service: Service, params: EditParams, share: InputShare) -> di
     accepted = service.ready_engine().capabilities["arguments"]
     files = params.image + params.images
     if not files:
-        raise ApiError(400, "image: is needed", code="invalid_value", param="image")
+        raise invalid("image", "is needed: a file, with curl -F image=@picture.png")
     if len(files) > config.max_images:
-        raise ApiError(400, f"image: at most {config.max_images}", param="image")
+        raise invalid("image", f"at most {config.max_images}")
     for name, argument in _ARGUMENTS.items():
         if getattr(params, name) not in (None, []) and argument not in accepted:
             hint = ": POST /v1/images/generations" if argument == "image" else ""
-            message = f"{name}: the model does not take it{hint}"
-            raise ApiError(422, message, code="unsupported", param=name)
+            raise unsupported(name, f"the model does not take it{hint}")
     limit = min(config.max_image_pixels, config.max_pixels // params.n)
     pictures = [await read_picture(file, "image", limit, share, opaque) for file in files]
     inputs: dict[str, Any] = {"image": pictures[0] if len(pictures) == 1 else pictures}

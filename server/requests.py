@@ -9,10 +9,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 
 from ..engine import DiffusionEngine
+from .abilities import needs_picture, takes
 from .config import ServerConfig
 from .errors import ApiError
 from .schemas import ERRORS, CancelAnswer, ModelList, ModelObject, RequestStatus
 from .service import Service
+from .video_schemas import FILE
 
 RequestName = Annotated[str, Path(min_length=1, max_length=128)]
 
@@ -69,6 +71,7 @@ def _model(service: Service) -> ModelObject:
         pipeline=engine.capabilities["pipeline"],
         media=engine.capabilities["media"],
         accepts_image="image" in engine.capabilities["arguments"],
+        needs_image=needs_picture(engine.capabilities),
         mode=engine.config.mode,
         parameters=_parameters(engine),
         defaults=_defaults(engine.capabilities),
@@ -86,17 +89,21 @@ _ARGUMENTS = {
     "seed": "generator",
 }
 """What pipelines call the fields of a body."""
+_OF_EDITS = {"image": "image", "mask": "mask_image", "strength": "strength"}
 
 
 def _parameters(engine: DiffusionEngine) -> list[str]:
     """Return the fields that change what the model makes."""
     capabilities = engine.capabilities
-    accepted, accepts_any = capabilities["arguments"], capabilities["accepts_any"]
-    fields = [field for field, name in _ARGUMENTS.items() if accepts_any or name in accepted]
+    fields = [field for field, name in _ARGUMENTS.items() if takes(capabilities, name)]
     if capabilities.get("lora"):
         fields.append("lora")
     if capabilities["media"] == "video":
-        return [*fields, "seconds"] if accepts_any or "num_frames" in accepted else fields
+        of_videos = {"seconds": "num_frames", FILE: "image"}
+        return fields + [field for field, name in of_videos.items() if takes(capabilities, name)]
+    arguments = capabilities["arguments"]
+    if "image" in arguments:
+        fields += [field for field, name in _OF_EDITS.items() if name in arguments]
     if capabilities["num_outputs"] is not None:
         fields.append("n")
     if engine.config.mode == "step" and capabilities.get("previews", False):

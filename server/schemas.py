@@ -16,8 +16,6 @@ from .adapters import Lora
 
 OutputFormat = Literal["png", "jpeg", "webp"]
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
-
-
 Size = Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")]
 
 
@@ -104,6 +102,10 @@ class EditParams(ImageParams):
     )
 
 
+FILE_FIELDS = ("image", "image[]", "mask", "input_reference")
+"""Fields that are files, in the forms of edits and of videos."""
+
+
 class ImageDatum(BaseModel):
     """One picture of an answer."""
 
@@ -163,9 +165,14 @@ class ModelObject(BaseModel):
     pipeline: str
     media: str
     accepts_image: bool
+    needs_image: bool = Field(
+        description="Whether it is certain that it makes nothing without one; others may say so"
+        " when they are asked."
+    )
     mode: str
     parameters: list[str] = Field(
-        description="Fields of `/v1/images/generations` or `/v1/videos` that change what it makes."
+        description="Fields of `/v1/images/generations`, `/v1/images/edits` or `/v1/videos` that"
+        " change what it makes."
     )
     defaults: dict[str, str | float] = Field(description="Of these fields, as far as known.")
     lora: list[str] = Field(description="Adapters that the field `lora` can name.")

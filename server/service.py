@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import trio
 
@@ -17,14 +17,16 @@ from ..engine import (
     DiffusionRequest,
     DiffusionResult,
     EngineBusyError,
+    EngineClosedError,
     ExecutionError,
     RequestAborted,
     SidestreamError,
 )
 from .config import ServerConfig
-from .errors import ApiError, api_error, busy, unavailable, without_picture
+from .errors import ApiError, api_error, busy, refused_field, unavailable
 from .exchange import CURRENT
 from .input_bytes import InputBytes
+from .limits import check_model
 from .log_lines import line_of, record_fields
 from .metrics import Metrics
 from .tracking import NotedEvents, RequestBook, RequestRecord
@@ -38,8 +40,6 @@ LONGEST_RETRY = 60
 """Seconds; nobody is told to stay away for longer."""
 FIRST_RETRY = 5
 """Seconds to stay away while nobody knows how long the engine takes to start."""
-ROUTES = {"image": "/v1/images/generations", "video": "/v1/videos"}
-"""Where to ask for what models make."""
 ABORT_PATIENCE = 30.0
 """How long a handler waits for the worker to let go of a request that its client has left, s."""
 
@@ -86,6 +86,8 @@ class Service:
             return "starting"
         try:
             self.engine.check_health()
+        except EngineClosedError:
+            return "stopping"
         except SidestreamError:
             return "starting" if self._may_follow() else "dead"
         return "ready"
@@ -160,29 +162,10 @@ class Service:
         model = engine.config.model
         return Path(model).name if Path(model).is_absolute() else model
 
-    def check_model(self, wanted: str | None, media: str) -> None:
-        """Return if the served model is the wanted one, and makes what is wanted.
-
-        Args:
-          wanted: the model that a client has named, None if it did not.
-          media: "image" or "video".
-
-        Raises:
-          ApiError: it is another model, or makes something else.
-        """
+    def check_model(self, wanted: str | None, media: Literal["image", "video"]) -> None:
+        """Return if what is served is what a client wants; see `limits.check_model`."""
         name = self.model_name
-        if wanted not in (None, name):
-            raise ApiError(
-                404,
-                f"there is no model {wanted!r} here, only {name!r}",
-                code="model_not_found",
-                param="model",
-            )
-        made = self.ready_engine().capabilities["media"]
-        if made != media:
-            hint = f": POST {ROUTES[made]}" if made in ROUTES else ""
-            message = f"model: {name!r} makes {made}, not {media}{hint}"
-            raise ApiError(422, message, code="unsupported", param="model")
+        check_model(wanted, name, self.ready_engine().capabilities, media)
 
     # -- requests
 
@@ -209,7 +192,7 @@ class Service:
             record.end("cancelled" if isinstance(error, RequestAborted) else "failed", error)
             answer = self._answer_to(error, record)
             if isinstance(error, ExecutionError) and not record.step:
-                answer = without_picture(error, request, engine.capabilities) or answer
+                answer = refused_field(error, request, engine.capabilities) or answer
             raise answer from error
         except trio.Cancelled:
             if record.ended:  # what is lost is only the sending

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,16 +11,16 @@ from PIL import Image
 from pydantic import ValidationError
 
 from ..engine import DiffusionRequest, SamplingParams
+from .abilities import Capabilities, needs_picture, takes
 from .config import ServerConfig
-from .errors import ApiError, invalid_body
-from .limits import check_limits, earliest, invalid, read_size
+from .errors import invalid_body
+from .forms import FORMS, content_type_of
+from .limits import check_limits, earliest, invalid, read_prompt, read_size, unsupported
 from .video_schemas import FILE, VideoParams
 
-FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
 FRAME_RATES = ("frame_rate", "fps")
 """What pipelines call the frames per second, if they want to know them."""
-
-Capabilities = Mapping[str, Any]
+NOT_TAKEN = "the model does not take it"
 
 
 @asynccontextmanager
@@ -30,9 +30,8 @@ async def video_params(http: Request) -> AsyncIterator[VideoParams]:
     Raises:
       ApiError: it is not valid.
     """
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
-        if kind in FORMS:
+        if content_type_of(http) in FORMS:
             async with http.form(max_files=1) as form:
                 yield VideoParams.model_validate(dict(form))
         else:
@@ -63,7 +62,7 @@ def make_video_request(
       RequestError: the engine accepts no such value.
     """
     check_limits(params, config)
-    width, height = read_size(params.size, config)
+    width, height = read_size(params.size, config, capabilities)
     fps, extra = _frame_rate(params, config, capabilities)
     frames = _frames(params, fps, config, capabilities)
     _check_pixels(params, (width, height, frames), config, capabilities)
@@ -72,7 +71,7 @@ def make_video_request(
     if picture is not None:
         extra["image"] = picture
     return DiffusionRequest(
-        params.prompt,
+        read_prompt(params, capabilities),
         negative_prompt=params.negative_prompt,
         request_id=request_id,
         priority=params.priority,
@@ -100,10 +99,10 @@ def check_reference(params: VideoParams, capabilities: Capabilities) -> None:
       ApiError: otherwise.
     """
     if params.input_reference is None:
-        if capabilities["from_image"]:
+        if needs_picture(capabilities):
             raise invalid(FILE, "the model needs a picture to start from")
-    elif not _takes(capabilities, "image"):
-        raise _unsupported(FILE)
+    elif not takes(capabilities, "image"):
+        raise unsupported(FILE, NOT_TAKEN)
 
 
 def _frame_rate(
@@ -126,8 +125,8 @@ def _frames(
         return None
     if params.seconds is not None and params.num_frames is not None:
         raise invalid("num_frames", "cannot be given beside 'seconds'")
-    if not _takes(capabilities, "num_frames"):
-        raise _unsupported(_length_field(params))
+    if not takes(capabilities, "num_frames"):
+        raise unsupported(_length_field(params), NOT_TAKEN)
     frames = params.num_frames or max(1, round((params.seconds or 0) * fps))
     if frames > config.max_frames:
         raise invalid(
@@ -169,13 +168,5 @@ def _own_frames(capabilities: Capabilities) -> int | None:
     return frames if isinstance(frames, int) else None
 
 
-def _takes(capabilities: Capabilities, name: str) -> bool:
-    return capabilities["accepts_any"] or name in capabilities["arguments"]
-
-
 def _length_field(params: VideoParams) -> str:
     return "num_frames" if params.seconds is None else "seconds"
-
-
-def _unsupported(name: str) -> ApiError:
-    return ApiError(422, f"{name}: the model does not take it", code="unsupported", param=name)

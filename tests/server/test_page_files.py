@@ -166,6 +166,7 @@ async def test_a_model_tells_what_it_takes():
             "num_inference_steps",
             "guidance_scale",
             "seed",
+            "image",
             "n",
         ]
         assert model["defaults"] == {"num_inference_steps": 4}
@@ -185,3 +186,20 @@ async def test_a_model_in_step_mode_tells_that_it_has_previews():
             "num_inference_steps": 16,
             "guidance_scale": 2.5,
         }
+
+
+@pytest.mark.parametrize(
+    ("model", "accepts", "needs", "fields"),
+    [
+        ("random:sd15", False, False, set()),
+        ("random:sd15-img2img", True, True, {"image", "strength"}),
+        ("random:sd15-inpaint", True, True, {"image", "mask", "strength"}),
+    ],
+)
+async def test_a_model_tells_whether_it_takes_pictures(model, accepts, needs, fields):
+    config = {"model": model, "device": "cpu", "warmup": False}
+    async with open_engine(config) as engine, asgi_client(engine) as client:
+        (told,) = (await client.get("/v1/models")).json()["data"]
+    assert (told["accepts_image"], told["needs_image"]) == (accepts, needs)
+    assert {"image", "mask", "strength"} & set(told["parameters"]) == fields
+    assert ("size" in told["parameters"]) == (model != "random:sd15-img2img")

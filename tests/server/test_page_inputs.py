@@ -35,7 +35,7 @@ async def test_adapters_are_chosen_with_the_keyboard(chromium, lora):
         ready(page)
         press, focused = page.keyboard.press, page.locator(":focus")
         expect(page.get_by_role("group", name="Adapters")).to_be_visible()
-        for label in ("Steps", "Seed"):
+        for label in ("Prompt", "Steps", "Seed"):
             page.get_by_label(label, exact=True).fill("2")
         expect(page.get_by_label("Scale of ink")).to_be_disabled()
         page.get_by_label("Guidance").focus()
@@ -52,7 +52,7 @@ async def test_adapters_are_chosen_with_the_keyboard(chromium, lora):
         expect(first).to_contain_text("ink 0.5 · gold-leaf 1")
         page.get_by_label("gold-leaf", exact=True).uncheck()
         page.get_by_label("ink", exact=True).uncheck()
-        generate(page, "", Seed=2)
+        generate(page, "plain", Seed=2)
         card(page, "done", 1)
         page.locator(".card", has_text="ink").get_by_role("button", name="Use again").click()
         expect(page.get_by_label("ink", exact=True)).to_be_checked()
@@ -66,9 +66,9 @@ async def test_adapters_are_chosen_with_the_keyboard(chromium, lora):
     config = {"model": "random:sd15", "lora": lora, "device": "cpu", "warmup": False}
     async with open_engine(config) as engine, served(engine) as server:
         shown = await chromium.browse(server.url, script)
-        chosen = [{"ink": 0.5}, {}, {"ink": 0.5, "gold-leaf": 1.0}]  # the latest card is first
-        for picture, scales in zip(shown, chosen, strict=True):
-            expected = await engine.generate("", seed=2, num_inference_steps=2, lora=scales)
+        chosen = (("2", {"ink": 0.5}), ("plain", {}), ("2", {"ink": 0.5, "gold-leaf": 1.0}))
+        for picture, (prompt, scales) in zip(shown, chosen, strict=True):  # the latest is first
+            expected = await engine.generate(prompt, seed=2, num_inference_steps=2, lora=scales)
             assert np.array_equal(picture_of(picture).convert("RGB"), expected.output)
         assert len(set(shown)) == 3
         await assert_idle(engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import struct
 import zlib
@@ -38,12 +39,16 @@ def assert_error(answer, status, *, param=None, code=None, word=""):
 INVALID = [
     ({}, "prompt", "required"),
     ({"prompt": 3}, "prompt", "string"),
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": " \n\u2003"}, "prompt", "empty"),
     ({"prompt": "x" * 101}, "prompt", "100"),
     ({"prompt": "x", "negative_prompt": "x" * 101}, "negative_prompt", "100"),
     ({"prompt": "x", "n": 0}, "n", "1"),
     ({"prompt": "x", "n": 4}, "n", "3"),
     ({"prompt": "x", "size": "64"}, "size", "WIDTHxHEIGHT"),
     ({"prompt": "x", "size": "64x-1"}, "size", "WIDTHxHEIGHT"),
+    ({"prompt": "x", "size": "large"}, "size", "WIDTHxHEIGHT"),
+    ({"prompt": "x", "size": 64}, "size", "WIDTHxHEIGHT"),
     ({"prompt": "x", "size": "264x64"}, "size", "256"),
     ({"prompt": "x", "size": "256x256", "n": 2}, "size", "65536"),
     ({"prompt": "x", "num_inference_steps": 11}, "num_inference_steps", "10"),
@@ -79,8 +84,9 @@ async def test_what_is_no_json_is_refused():
         for content in (b"{", b"\xff", b"", b"[1]", b"null", b"[" * 100_000):
             answer = await client.post(GENERATIONS, content=content, headers=headers)
             assert_error(answer, 400)
-        answer = await client.post(EDITS, content=b"x", headers=headers)
-        assert answer.status_code == 400
+        surrogate = rb'{"prompt": "x", "size": "\ud800"}'
+        answer = await client.post(GENERATIONS, content=surrogate, headers=headers)
+        assert_error(answer, 400, param="size", word="WIDTHxHEIGHT")
         headers = {"Content-Type": "multipart/form-data; boundary=a"}
         assert_error(await client.post(EDITS, content=b"--b\r\n", headers=headers), 400)
 
@@ -125,7 +131,7 @@ async def test_what_the_model_cannot_do_is_no_fault_of_the_server():
     async with open_engine(painting("uni")) as engine, asgi_client(engine) as client:
         for size in ("64x63", "8x4"):
             answer = await client.post(GENERATIONS, json={"prompt": "x", "size": size})
-            assert_error(answer, 422, code="unsupported", word="divisible by 8")
+            assert_error(answer, 422, param="size", code="unsupported", word="divisible by 8")
         wrong = await client.post(GENERATIONS, json={"prompt": "x", "model": "dall-e-3"})
         assert_error(wrong, 404, param="model", code="model_not_found")
         files = {"image": ("a.png", png()), "mask": ("m.png", png())}
@@ -134,6 +140,42 @@ async def test_what_the_model_cannot_do_is_no_fault_of_the_server():
         data = {"prompt": "x", "strength": "0.5"}
         answer = await client.post(EDITS, data=data, files={"image": ("a.png", png())})
         assert_error(answer, 422, param="strength")
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "size", "word"),
+    [
+        ("random:sd15", GENERATIONS, "60x3", "multiples of 8, such as 64x8"),
+        ("random:sd15-img2img", EDITS, "64x64", "as large as its picture"),
+        ("random:sd15-inpaint", EDITS, "60x3", "multiples of 8, such as 64x8"),
+    ],
+)
+async def test_a_size_that_the_model_does_not_make_is_named_as_size(model, path, size, word):
+    config = {"model": model, "device": "cpu", "warmup": False}
+    body = {"prompt": "x", "size": size}
+    form = {"data": body, "files": {name: ("a.png", png()) for name in ("image", "mask")}}
+    if "img2img" in model:
+        del form["files"]["mask"]
+    async with open_engine(config) as engine, asgi_client(engine) as client:
+        sent = {"json": body} if path == GENERATIONS else form
+        answer = await client.post(path, **sent)
+        assert_error(answer, 422, param="size", code="unsupported", word=word)
+        assert "'width'" not in answer.text
+        assert engine.statistics().completed == 0
+        body |= {"size": "auto", "num_inference_steps": "2"}
+        assert (await client.post(path, **sent)).status_code == 200
+
+
+async def test_a_pipeline_without_prompts_gets_none():
+    config = dataclasses.replace(
+        painting("uni"), model="pictures:PromptlessPipeline", model_options={}
+    )
+    async with open_engine(config) as engine, asgi_client(engine) as client:
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        assert "prompt" not in model["parameters"]
+        assert (await client.post(GENERATIONS, json={"prompt": " "})).status_code == 200
+        answer = await client.post(GENERATIONS, json={"prompt": "x"})
+        assert_error(answer, 422, param="prompt", code="unsupported")
 
 
 async def test_a_model_that_makes_no_pictures_says_so():
@@ -229,9 +271,9 @@ async def test_without_an_engine_there_is_503():
     with pytest.raises(EngineClosedError):
         engine.check_health()
     async with asgi_client(engine) as client:
-        assert_error(await client.post(GENERATIONS, json={"prompt": "x"}), 503, word="dead")
+        assert_error(await client.post(GENERATIONS, json={"prompt": "x"}), 503, word="stopping")
         answer = await client.get("/readyz")
-        assert (answer.status_code, answer.json()) == (503, {"status": "dead"})
+        assert (answer.status_code, answer.json()) == (503, {"status": "stopping"})
         assert (await client.get("/livez")).status_code == 200
 
 
@@ -292,7 +334,29 @@ async def test_hostile_pictures_are_refused():
             assert_error(await edit(damaged), 400, param="image", code="invalid_image")
         assert_error(await edit(), 400, param="image")
         assert_error(await edit(png(), png(), png()), 400, param="image")
-        not_a_file = await client.post(EDITS, data={"prompt": "x", "image": "http://localhost/"})
-        assert_error(not_a_file, 400, param="image.0")
         assert_error(await edit(png(), n="x"), 400, param="n")
         await assert_idle(engine)
+
+
+async def test_what_is_no_form_is_told_how_to_send_one():
+    async with open_engine(painting("uni")) as engine, asgi_client(engine) as client:
+        for sent, word in (
+            ({"json": {"prompt": "x", "image": "cat.png"}}, "not 'application/json'"),
+            ({"content": png(), "headers": {"Content-Type": "image/png"}}, "not 'image/png'"),
+            ({"content": b"x"}, "Content-Type is missing"),
+        ):
+            answer = await client.post(EDITS, **sent)
+            assert_error(answer, 400, code="unsupported_media_type", word=word)
+            message = answer.json()["error"]["message"]
+            assert "multipart/form-data" in message
+            assert f"-F image=@picture.png http://test{EDITS}" in message
+
+
+@pytest.mark.parametrize("field", ["image", "image[]", "mask"])
+async def test_a_name_in_place_of_a_file_is_told_how_to_send_it(field):
+    async with open_engine(painting("uni")) as engine, asgi_client(engine) as client:
+        for files in ({}, {"image": ("a.png", png())}):  # the first is a form without files
+            answer = await client.post(EDITS, data={"prompt": "x", field: "cat.png"}, files=files)
+            word = f"{field}: must be a file"
+            assert_error(answer, 400, param=field, code="invalid_value", word=word)
+            assert f"-F {field}=@picture.png" in answer.json()["error"]["message"]

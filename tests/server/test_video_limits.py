@@ -72,6 +72,7 @@ async def test_jobs_fail_with_the_engine():
 
 INVALID = [
     ({}, "prompt", "required"),
+    ({"prompt": " "}, "prompt", "empty"),
     ({"prompt": "x" * 101}, "prompt", "100"),
     ({"prompt": "x", "seconds": 0}, "seconds", "0"),
     ({"prompt": "x", "seconds": "long"}, "seconds", "number"),
@@ -91,7 +92,7 @@ INVALID = [
     ({"prompt": "x", "request_id": "a/b"}, "request_id", "pattern"),
     ({"prompt": "x", "num_frame": 3}, "num_frame", "'num_frames'"),
     ({"prompt": "x", "n": 3}, "n", "no such field"),
-    ({"prompt": "x", "input_reference": "http://localhost/"}, "input_reference", ""),
+    ({"prompt": "x", "input_reference": "a.png"}, "input_reference", "=@picture.png"),
     ({"prompt": "x", "guidance_scale": "NaN"}, "guidance_scale", "finite"),
 ]
 

@@ -27,3 +27,10 @@ class PicturePipeline:
         fill = torch.tensor([one.initial_seed() / 255 for one in generators])
         images = fill.reshape(-1, 1, 1, 1).expand(-1, 3, height, width).contiguous()
         return SimpleNamespace(images=images)
+
+
+class PromptlessPipeline(PicturePipeline):
+    """One that takes no prompt."""
+
+    def __call__(self, generator: Any, output_type: str = "pil") -> SimpleNamespace:
+        return super().__call__("", generator, output_type=output_type)
