@@ -126,6 +126,7 @@ def check_lora(lora: Mapping[str, float], capabilities: Capabilities) -> None:
 def _check_size(sampling: SamplingParams, capabilities: Capabilities) -> None:
     """Refuse sizes that the pipeline would refuse."""
     multiple = capabilities.get("size_multiple", 1)
+    least = capabilities.get("smallest_side", 1)
     for name, side in (("width", sampling.width), ("height", sampling.height)):
         if side is not None and side % multiple:
             below = side - side % multiple
@@ -133,6 +134,10 @@ def _check_size(sampling: SamplingParams, capabilities: Capabilities) -> None:
             raise RequestError(
                 f"{name} must be a multiple of {multiple}, not {side}: the nearest {near}"
                 f" what {capabilities['pipeline']} can make"
+            )
+        if side is not None and side < least:
+            raise RequestError(
+                f"{name} must be at least {least}, not {side}, for {capabilities['pipeline']}"
             )
 
 
@@ -149,9 +154,14 @@ def _streams(sampling: SamplingParams, capabilities: Capabilities, config: Engin
             f"there is no way to show {capabilities['pipeline']}'s latents, so no previews"
             f" ({previews[0]} must be 0)"
         )
-    if sampling.streaming_output is None:
-        return config.streaming_output and bool(capabilities.get("chunks", False))
-    return sampling.streaming_output and bool(capabilities.get("chunks", False))
+    able = bool(capabilities.get("chunks", False))
+    if sampling.streaming_output and not able:
+        raise RequestError(
+            f"streaming_output must not be true: {capabilities['pipeline']} has no parts of its"
+            " output to tell before it is done; progress and previews are told without"
+        )
+    wanted_here = sampling.streaming_output
+    return able and (config.streaming_output if wanted_here is None else wanted_here)
 
 
 def _pixels(settled: dict[str, Any], capabilities: Capabilities) -> int:
@@ -205,6 +215,8 @@ def _arguments(request: DiffusionRequest, capabilities: Capabilities) -> dict[st
                 f"{capabilities['pipeline']} takes no {name!r}: {_hint(name, accepted - RESERVED)}"
             )
     missing = set(capabilities["required"]) - set(arguments)
+    if capabilities.get("needs_prompt", False) and not any("embeds" in name for name in arguments):
+        missing |= {"prompt"} - set(arguments)
     if missing:
         raise RequestError(f"{capabilities['pipeline']} needs {', '.join(sorted(missing))}")
     return arguments

@@ -150,7 +150,10 @@ class EngineConfig(Strict):
         None, whole(1, optional=True), "step mode: most pixels of output that a tick works on"
     )
     streaming_output: bool = option(
-        False, flag(), "step mode: requests tell finished parts of their output as they come"
+        False,
+        flag(),
+        "step mode: requests tell finished parts of their output as they come, if the pipeline has"
+        " such parts",
     )
     dispatch_depth: int = option(
         2, whole(1, 8), "waves or ticks that a worker holds: one runs, the others wait in its ring"

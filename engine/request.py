@@ -91,7 +91,8 @@ class SamplingParams(Strict):
     streaming_output: bool | None = option(
         None,
         flag(optional=True),
-        "tell finished parts as they come (`Chunk`); needs mode 'step'; None: as configured",
+        "tell finished parts as they come (`Chunk`); needs mode 'step', and a pipeline that has"
+        " such parts; None: as configured",
     )
     lora: dict[str, float] = option(
         {},

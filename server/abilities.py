@@ -27,5 +27,5 @@ def needs_picture(capabilities: Capabilities) -> bool:
     if "image" not in arguments:
         return False
     if capabilities["media"] == "video":
-        return bool(capabilities["from_image"])
+        return bool(capabilities["from_image"]) and not capabilities.get("image_optional", False)
     return "image" in capabilities["required"] or any(name in arguments for name in _OF_A_PICTURE)

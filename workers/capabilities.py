@@ -2,15 +2,19 @@
 
 import inspect
 import itertools
+import re
 from typing import Any
 
+from .asking import is_of_diffusers, refusal_of
 from .lanes.view import is_scheduler
-from .size_rule import size_multiple
+from .size_rule import size_multiple, smallest_side
 
 _OUTPUT_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 CHUNK_ARGUMENT = "on_chunk"
 """Of a pipeline's call: a function that it calls with each finished part of its output: a tensor,
 or anything that it may return. The pipeline does not change the part afterwards."""
+_OPTIONAL_IMAGE = re.compile(r"^ *image \(.*\*optional\*", re.MULTILINE)
+"""As diffusers writes it."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -25,7 +29,10 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
     Returns:
         `pipeline` (class name), `arguments` (names, in order), `required` (names), `defaults` (name
         to value), `accepts_any` (takes further keywords), `height` and `width` (pixels or None),
-        `size_multiple` (what both have to be multiples of; see `size_multiple`),
+        `size_multiple` (what both have to be multiples of; see `size_multiple`), `smallest_side`
+        (what neither may be below; see `smallest_side`), `needs_prompt` (it refuses to work without
+        a prompt, though its signature has a default), `image_optional` (its documentation says that
+        it need not start from an image),
         `media` ("image", "video" or "audio"), `num_outputs` (the argument that says how many, or
         None), `has_scheduler`, `from_image` (it starts from an image; its signature need not say
         so: diffusers gives the argument a default and refuses it later), `chunks` (it tells parts
@@ -47,6 +54,9 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         "height": height,
         "width": width,
         "size_multiple": size_multiple(pipeline),
+        "smallest_side": smallest_side(pipeline),
+        "needs_prompt": "prompt" in names and _needs_prompt(pipeline, named),
+        "image_optional": _OPTIONAL_IMAGE.search(_documentation(pipeline)) is not None,
         "media": _media(pipeline, names),
         "num_outputs": next((name for name in _OUTPUT_COUNTS if name in names), None),
         "has_scheduler": is_scheduler(getattr(pipeline, "scheduler", None)),
@@ -54,6 +64,15 @@ def capabilities_of(pipeline: Any) -> dict[str, Any]:
         "lora": list(getattr(pipeline, "sidestream_lora", ())),
         "from_image": "image" in itertools.takewhile(_is_no_sampling_argument, names),
     }
+
+
+def _needs_prompt(pipeline: Any, parameters: list[inspect.Parameter]) -> bool:
+    nothing: dict[str, Any] = {p.name: None for p in parameters if p.default is p.empty}
+    return "`prompt`" in refusal_of(pipeline, **nothing | {"prompt": None})
+
+
+def _documentation(pipeline: Any) -> str:
+    return type(pipeline).__call__.__doc__ or ""
 
 
 def _parameters(pipeline: Any) -> list[inspect.Parameter]:
@@ -65,7 +84,7 @@ def _parameters(pipeline: Any) -> list[inspect.Parameter]:
 def _accepts_any(pipeline: Any, parameters: list[inspect.Parameter]) -> bool:
     """Whether a call takes keywords that its signature does not name. Pipelines of diffusers have
     `**kwargs` too, but only to warn of names that they took in former releases."""
-    if type(pipeline).__module__.startswith("diffusers."):
+    if is_of_diffusers(pipeline):
         return False
     return any(p.kind is p.VAR_KEYWORD for p in parameters)
 

@@ -1,14 +1,11 @@
-"""Which sizes a pipeline refuses, found out by asking it."""
+"""Which sizes a pipeline refuses."""
 
-import copy
 import inspect
 import math
 import re
 from typing import Any
 
-from torch import nn
-
-from .models.quiet import quiet
+from .asking import is_of_diffusers, refusal_of
 
 _PRIME = 1021
 """A side that is a multiple of nothing that matters."""
@@ -20,61 +17,38 @@ def size_multiple(pipeline: Any) -> int:
     """Return what height and width have to be multiples of, 1 where that is not known.
 
     Neither the VAE's scale factor nor a signature tells: patches count too, and many pipelines
-    round what they are given. But most of diffusers' check it before anything else, and say in
-    their error what would be right. So they are called, and left when they have checked.
+    round what they are given. So they are asked (`refusal_of`).
 
     Args:
-        pipeline: Not changed, and none of its components is called. One that is not of diffusers is
-            not called either.
+        pipeline: Not changed.
     """
-    if not type(pipeline).__module__.startswith("diffusers."):
+    if not is_of_diffusers(pipeline) or not {"prompt", "height", "width"} <= _arguments(pipeline):
         return 1
     multiple = 1
-    with quiet(diffusers=True):
-        for _ in range(_ROUNDS):
-            rule = _RULE.search(_refusal(pipeline, _PRIME * multiple))
-            if rule is None:
-                break
-            multiple = math.lcm(multiple, int(rule[1]))
+    for _ in range(_ROUNDS):
+        side = _PRIME * multiple
+        rule = _RULE.search(refusal_of(pipeline, prompt="a", height=side, width=side))
+        if rule is None:
+            break
+        multiple = math.lcm(multiple, int(rule[1]))
     return multiple
 
 
-class _Left(Exception):
-    """The pipeline has come as far as it is wanted to."""
+def smallest_side(pipeline: Any) -> int:
+    """Return the least height and width of which something is left when a pipeline has rounded them
+    down to what its VAE and the patches of its transformer can have, 1 where that is not known.
+
+    Args:
+        pipeline: Not changed.
+    """
+    scale = getattr(pipeline, "vae_scale_factor", None)
+    if not is_of_diffusers(pipeline) or type(scale) is not int:
+        return 1
+    names = _arguments(pipeline)
+    if not {"height", "width"} <= names or "use_resolution_binning" in names:  # to those it knows
+        return 1
+    return scale * (2 if hasattr(pipeline, "transformer") else 1)
 
 
-class _Uncalled:
-    """Stands for a component, or a pipeline within, that is looked at and not called."""
-
-    def __init__(self, component: Any) -> None:
-        self._component = component
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._component, name)
-
-    def _leave(self, *_: Any, **__: Any) -> Any:
-        raise _Left
-
-    __call__ = encode = decode = forward = _leave
-
-
-def _refusal(pipeline: Any, side: int) -> str:
-    """Return what a pipeline says against a square of this side before it calls a component."""
-    names = inspect.signature(type(pipeline).__call__).parameters
-    if not {"prompt", "height", "width"} <= names.keys() or not hasattr(pipeline, "check_inputs"):
-        return ""
-
-    def check_inputs(*args: Any, **kwargs: Any) -> None:
-        pipeline.check_inputs(*args, **kwargs)
-        raise _Left
-
-    probe = copy.copy(pipeline)
-    for name, part in vars(pipeline).items():
-        if isinstance(part, nn.Module) or hasattr(part, "components"):
-            vars(probe)[name] = _Uncalled(part)
-    vars(probe)["check_inputs"] = check_inputs
-    try:
-        probe(prompt="a", height=side, width=side)
-    except Exception as refusal:  # of any class: what counts is what it says
-        return str(refusal)
-    return ""
+def _arguments(pipeline: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(type(pipeline).__call__).parameters)

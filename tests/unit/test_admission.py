@@ -66,6 +66,12 @@ def test_a_size_that_the_pipeline_cannot_make_is_refused_with_the_nearest(size, 
     assert admit(**size, capabilities={"size_multiple": 1}).call.items() >= size.items()
 
 
+def test_a_size_of_which_nothing_would_be_left_is_refused():
+    with pytest.raises(RequestError, match="height must be at least 16, not 15, for"):
+        admit(width=16, height=15, capabilities={"smallest_side": 16})
+    assert admit(width=16, height=17, capabilities={"smallest_side": 16}).call["height"] == 17
+
+
 def test_an_argument_that_the_pipeline_does_not_take():
     with pytest.raises(RequestError, match="takes no 'strenth': did you mean 'strength'"):
         admit(extra_args={"strenth": 0.5})
@@ -127,6 +133,16 @@ def test_required_arguments():
         admit(capabilities={"required": ["prompt", "mask", "image"]})
     needs_image = {"required": ["image"]}
     assert admit(extra_args={"image": np.zeros((2, 2))}, capabilities=needs_image).inputs
+
+
+def test_a_prompt_is_asked_for_where_the_pipeline_refuses_to_do_without():
+    needing = {"required": [], "arguments": ["prompt", "prompt_embeds"], "needs_prompt": True}
+    with pytest.raises(RequestError, match="FakePipeline needs prompt"):
+        admit(prompt=None, capabilities=needing)
+    assert admit(prompt="", capabilities=needing).call == {"prompt": ""}
+    embeds = {"prompt_embeds": np.zeros((1, 2, 3))}
+    assert admit(prompt=None, extra_args=embeds, capabilities=needing).inputs
+    assert admit(prompt=None, capabilities=needing | {"needs_prompt": False}).call == {}
 
 
 # -- outputs and seeds

@@ -331,6 +331,19 @@ async def test_a_pipeline_that_cannot_preview_says_so(autojump_clock):
             await engine.generate(raw(preview_steps=1))
 
 
+async def test_a_pipeline_that_has_no_parts_to_tell_says_so(autojump_clock, nursery):
+    class Whole(FakeExecutor):
+        capabilities = CAPABILITIES | {"chunks": False}
+
+    async with open_fake(Whole, streaming_output=True, **STEP) as (engine, executor):
+        with pytest.raises(RequestError, match="streaming_output must not be true: FakePipeline"):
+            await engine.generate(raw(streaming_output=True))
+        nursery.start_soon(engine.generate, request("a"))  # as configured: what there is
+        (job,) = (await executor.next_tick()).scheduled
+        assert not job.data.chunks
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_config_may_ask_for_streaming(autojump_clock, nursery):
     async with open_fake(streaming_output=True, **STEP) as (engine, executor):
         nursery.start_soon(engine.generate, request("a"))

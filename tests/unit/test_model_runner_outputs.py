@@ -130,6 +130,9 @@ def test_capabilities_of_a_small_pipeline():
     assert capabilities == {
         "pipeline": "Small",
         "size_multiple": 1,
+        "smallest_side": 1,
+        "needs_prompt": False,
+        "image_optional": False,
         "arguments": ["image", "strength", "mode", "callback"],
         "required": ["image"],
         "defaults": {"mode": "fast", "strength": 0.5},

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sidestream.workers.models import load_pipeline
-from sidestream.workers.size_rule import size_multiple
+from sidestream.workers.size_rule import size_multiple, smallest_side
 
 from ..harness.catalogue.families import ENTRIES
 
@@ -48,3 +48,16 @@ def test_it_is_what_the_pipeline_itself_says(capsys):
     with pytest.raises(ValueError, match="have to be divisible by 8"):
         pipeline("a", height=8 * multiple + 4, width=8 * multiple)
     pipeline("a", height=8 * multiple, width=9 * multiple, num_inference_steps=1)
+
+
+@pytest.mark.parametrize(("model", "least"), [("random:flux", 4), ("shapes", 8), ("synthetic", 1)])
+def test_the_smallest_side(model, least):
+    assert smallest_side(load(model)) == least
+
+
+def test_nothing_is_left_of_less_than_the_smallest_side():
+    pipeline = load("random:flux")
+    least = smallest_side(pipeline)
+    pipeline("a", height=least, width=least, num_inference_steps=1)
+    with pytest.raises(RuntimeError):
+        pipeline("a", height=least - 1, width=least - 1, num_inference_steps=1)

@@ -104,6 +104,9 @@ def test_a_model_without_frames_to_choose_takes_none():
 
 
 def test_a_model_that_starts_from_a_picture_needs_one():
+    own = {"arguments": ["prompt", "image"], "media": "video", "from_image": True}
+    starting = {**CAPABILITIES, **own}
     with pytest.raises(ApiError, match="needs a picture") as refusal:
-        check_reference(VideoParams(prompt="x"), {**CAPABILITIES, "from_image": True})
+        check_reference(VideoParams(prompt="x"), starting)
     assert (refusal.value.status_code, refusal.value.param) == (400, "input_reference")
+    check_reference(VideoParams(prompt="x"), {**starting, "image_optional": True})
