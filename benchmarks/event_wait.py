@@ -6,7 +6,7 @@ thread waits for the end of the copy in one of these ways:
     blocking  an event that wakes the thread by an interrupt
     spinning  an event that the driver watches without a pause
     polling   a look at the event every 50 us, with sleep in between: what sidestream does, but that
-              it begins with 20 us and looks more rarely in a long wait (workers/platform.py)
+              it looks without sleep when the wait is as long as the last one (workers/lookout.py)
     both      blocking until the forward has ended, then spinning until the copy has
 
 Told for each: how long after the end of the copy the thread went on, and how much of a core it used

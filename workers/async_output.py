@@ -40,7 +40,6 @@ from .output_queue import OutputQueue, Pending, PendingChunk, PendingOutput, Pen
 from .platform import Platform
 from .remote import ABORTED, remote_error
 from .ring_writer import Pieces, RingWriter, Tensors
-from .timer_slack import sleep_exactly
 
 QUICK_BYTES = 16_384
 """Outputs up to this size, on the host already, are copied in less time than a thread's wake-up
@@ -172,7 +171,6 @@ class AsyncOutputThread(threading.Thread):
     # ------------------------------------------------------------------ this thread
 
     def run(self) -> None:
-        sleep_exactly()
         try:
             with self._platform.side_stream():
                 while (item := self._queue.take()) is not None:

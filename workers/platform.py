@@ -15,6 +15,7 @@ import torch
 
 from .device_clock import DeviceClock
 from .graphs import CudaGraphs, Graphs
+from .lookout import Lookout
 from .numa import cpus_near
 from .staging import StagedCopy
 
@@ -25,8 +26,6 @@ _cuda: Any = torch.cuda  # much of it is untyped
 # (900 to 908).
 _HARMLESS_CUDA_ERRORS = frozenset((1, 2, 9, 98, 209, 801, *range(900, 909)))
 _HOST_REGISTER_PORTABLE = 1
-_POLL_S = 20e-6
-_LATENESS = 0.002
 
 
 class HostMemoryError(RuntimeError):
@@ -220,6 +219,7 @@ class CudaPlatform(Platform):
         self._side = _cuda.Stream(self.device)
         self._other = _cuda.Stream(self.device)
         self._clock = DeviceClock(self.device)
+        self._waits, self._choices = Lookout(), Lookout()
         self._registered: dict[int, int] = {}
         self._staged = StagedCopy(_pinned, self.record_device_event, self.synchronize_event)
 
@@ -243,18 +243,12 @@ class CudaPlatform(Platform):
         return happened
 
     def synchronize_event(self, event: Any) -> None:
-        """Wait on the host until an event has happened.
-
-        The host looks again and again, and sleeps in between: at first for 20 us, then for a
-        five-hundredth of the time that it has waited. A wait by interrupt comes several times as
-        late, one without sleep takes a core (benchmarks/event_wait.py).
-        """
-        _poll(event.query)
+        """Wait on the host until an event has happened."""
+        self._waits.wait(event.query)
 
     def wait_for_any(self, events: Sequence[Any], enough: Callable[[], bool]) -> None:
-        """Wait on the host until one of several events has happened, or there is a reason to stop;
-        like `synchronize_event`."""
-        _poll(lambda: enough() or any(event.query() for event in events))
+        """Wait on the host until one of several events has happened, or there is enough."""
+        self._choices.wait(lambda: enough() or any(event.query() for event in events))
 
     def forward_stream(self, number: int) -> AbstractContextManager[None]:
         """Issue the body's work on one of two streams that components may run on."""
@@ -376,12 +370,6 @@ def platform_for(device: str) -> Platform:
             raise ValueError(f"device {device!r} is not available: no CUDA device was found")
         return CudaPlatform(device)
     raise ValueError(f"device {device!r} is not supported; supported are cpu and cuda")
-
-
-def _poll(over: Callable[[], bool]) -> None:
-    start = time.monotonic()
-    while not over():
-        time.sleep(max(_POLL_S, (time.monotonic() - start) * _LATENESS))
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

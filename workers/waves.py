@@ -7,6 +7,7 @@ its own work is. Component calls of the two run in the order in which they are m
 stream: components keep things, and recordings of them share memory.
 """
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -15,8 +16,9 @@ from .endings import Endings
 from .lane_steps import open_lane
 from .lanes import Batcher, Hub, Lane, Outcome, Rounds
 from .pace import Pace
-from .platform import Platform
+from .platform import Mark, Platform
 from .requests import RunnerEvents, RunnerRequest
+from .restraint import Kind, Restraint
 
 
 class Upcoming(Protocol):
@@ -66,6 +68,7 @@ class Waves:
         self._open: list[_Wave] = []
         self._usual_calls: int | None = None
         """Component calls of a lane that has come to its end lately."""
+        self._restraint = Restraint()
 
     def run(
         self, requests: Sequence[RunnerRequest], events: RunnerEvents, upcoming: Upcoming
@@ -126,12 +129,14 @@ class Waves:
         for lane in back:
             lane.resume(Outcome(None))
         calling = [lane for lane in lanes if lane.pending or lane.wants_exclusive]
-        if back or not calling or self._is_held_back(wave) or not self._pace.has_room():
+        if back or not calling or self._is_held_back(wave, calling) or not self._pace.has_room():
             return bool(back)
         self._keep_order(wave)
+        kinds = [_kind(lane) for lane in calling]
         self._rounds.advance(calling)
         if len(self._open) > 1:
             wave.last_calls = self._platform.record_device_event()
+        self._restraint.note(kinds, 0 if wave is self._open[0] else self._lateness())
         return True
 
     def _end(self, wave: "_Wave") -> None:
@@ -178,18 +183,35 @@ class Waves:
             self._platform.wait_event(first.last_calls)
             self._begin(upcoming.take(), events, stream=stream)
 
-    def _is_held_back(self, wave: "_Wave") -> bool:
-        """Whether a wave may make no calls now since a lane changes modules, or is about to: in the
-        second wave it has to let the first one end."""
+    def _is_held_back(self, wave: "_Wave", calling: Sequence[Lane]) -> bool:
+        """Whether a wave may not make its calls now: since a lane changes modules, or is about to,
+        or because they would take the thread for too long; in the second wave these have to let
+        the first one end."""
         if self._hub.exclusive is not None:
             return self._hub.exclusive not in wave.lanes
-        return wave is not self._open[0] and any(lane.wants_exclusive for lane in wave.lanes)
+        if wave is self._open[0]:
+            return False
+        return any(lane.wants_exclusive or self._restraint.holds(_kind(lane)) for lane in calling)
+
+    def _lateness(self) -> int:
+        """Return for how long something that the first wave waits for has been over, ns."""
+        happened = [
+            self._platform.time_of(Mark(0, lane.awaits))
+            for lane in self._open[0].lanes
+            if lane.awaits and self._platform.has_happened(lane.awaits)
+        ]
+        return time.monotonic_ns() - min(happened) if happened else 0
 
     def _keep_order(self, wave: "_Wave") -> None:
         """Let the calls that a wave makes now come after those that the other has made."""
         for other in self._open:
             if other is not wave and other.last_calls is not None:
                 self._platform.wait_event(other.last_calls)
+
+
+def _kind(lane: Lane) -> Kind:
+    call = lane.pending
+    return ("", "") if call is None else (call.path, call.method)
 
 
 class _Wave:

@@ -69,11 +69,14 @@ class Waiting:
         self.vae = Slow(0)
         self.wait = wait
 
-    def __call__(self, value: int, decode: bool = False, log: Any = None) -> torch.Tensor:
+    def __call__(
+        self, value: int, decode: bool = False, log: Any = None, num_inference_steps: int = 3
+    ) -> torch.Tensor:
         sample = torch.full((1, 3, 256, 256), float(value), device=DEVICE)
-        for _ in range(3):
+        for step in range(num_inference_steps):
             sample = self.transformer(sample)
-        log("launched", value)
+            if step == 0:
+                log("launched", value)
         sample = self.wait(sample).to(DEVICE)
         sample = sample * 2
         if decode:
@@ -132,7 +135,7 @@ def test_many_waves_one_behind_the_other(wait, decode, graphs):
     log, events = Log(), Events()
 
     def request(value: int) -> list[RunnerRequest]:
-        kwargs = {"value": value, "decode": decode, "log": log}
+        kwargs = {"value": value, "decode": decode, "log": log, "num_inference_steps": 3}
         return [RunnerRequest(str(value), kwargs, seed=0)]
 
     waves = [request(value) for value in range(1, 25)]
@@ -156,7 +159,11 @@ def test_a_wait_does_not_last_until_the_next_wave_is_done():
     log, events = Log(), Events()
 
     def request(value: int) -> list[RunnerRequest]:
-        return [RunnerRequest(str(value), {"value": value, "log": log}, seed=0)]
+        return [
+            RunnerRequest(
+                str(value), {"value": value, "log": log, "num_inference_steps": 3}, seed=0
+            )
+        ]
 
     runner.execute_model_batch(request(1), events)
     late = []

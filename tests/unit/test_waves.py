@@ -267,6 +267,25 @@ def test_who_changes_a_module_is_alone(run, log, pipeline):
     assert "c begins" not in log
 
 
+def test_calls_that_take_the_thread_for_too_long_wait_for_the_first_wave(run, log, platform):
+    """The device does a's work while b's first call is being made, and a is late."""
+    platform.time_of = lambda mark: 0
+    work = platform.work
+
+    def long_call():
+        if platform.current == 1:
+            platform.behind[0][0].happen()
+        work()
+
+    platform.work = long_call
+    run([request("a")], [request("b")])
+    assert log.index("b 0") < log.index("a ends")
+    platform.work = work
+    log.clear()
+    run([request("c")], [request("d")])
+    assert log.index("d begins") < log.index("c ends") < log.index("d 0")
+
+
 def test_a_lost_device_ends_both_waves(run, platform):
     wait = platform.wait_for_any
 
