@@ -78,6 +78,8 @@ class Adapter(AdapterType):
         return name, place
 
 
+SHAPES_SIDE = 128
+"""What `shapes` was trained at, pixels; from half to twice of that it does well."""
 PREVIEWS = 8
 """How many previews of an output there are, unless it is said after how many steps they come."""
 
@@ -148,6 +150,8 @@ def read_assignments(
 def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[DiffusionRequest]:
     """Make one request for each output, so that each is a file as soon as it is there.
 
+    A blank prompt is none, for models that take none; others refuse it.
+
     Raises:
       RequestError: a parameter is not valid.
     """
@@ -166,7 +170,7 @@ def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[Diff
         first = secrets.randbelow(2**32) if options["seed"] is None else options["seed"]
         requests += [
             DiffusionRequest.make(
-                prompt,
+                prompt if prompt.strip() else None,
                 negative_prompt=options["negative_prompt"],
                 width=width,
                 height=height,
@@ -182,6 +186,18 @@ def requests_of(prompts: Sequence[str], options: Mapping[str, Any]) -> list[Diff
             for seed in range(first, first + options["count"])
         ]
     return requests
+
+
+def advice(config: EngineConfig, size: tuple[int, int] | None) -> str | None:
+    """Return what to say of a size that the model can make, but neither soon nor well."""
+    sides = size or (SHAPES_SIDE, SHAPES_SIDE)
+    near = all(SHAPES_SIDE // 2 <= side <= 2 * SHAPES_SIDE for side in sides)
+    if near or config.model != "shapes":
+        return None
+    return (
+        f"shapes was trained at {SHAPES_SIDE}x{SHAPES_SIDE}: other sizes look worse, and large ones"
+        " take minutes on a CPU"
+    )
 
 
 def _open_image(path: Path) -> Image.Image:

@@ -18,10 +18,10 @@ import click
 import trio
 
 from ..errors import ConfigError, RequestError, SidestreamError
-from .arguments import engine_config, read_prompts, requests_of
+from .arguments import advice, engine_config, read_prompts, requests_of
 from .lazy import LazyGroup
 from .options import model_options, option, prompt_options, sampling_options, setting_options
-from .outcome import FAILURE, fail, report
+from .outcome import FAILURE, fail, one_line, report
 from .painting import Painter
 from .picture_files import PictureFiles
 
@@ -121,6 +121,9 @@ def generate(prompts: tuple[str, ...], **options: Any) -> int:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(f"-o: {error}") from error
+    warning = advice(config, options["size"])
+    if warning is not None and not options["quiet"]:
+        click.echo(one_line(warning), err=True)
     files = PictureFiles(out, options["file_format"], options["quality"], options["fps"])
     painter = Painter(config, requests, files, quiet=options["quiet"])
     return report(trio.run(painter.run), verbose=options["verbose"])

@@ -8,16 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
+from ..places import FAMILIES
 from .arguments import Adapter, Assignment, Size
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
-
-FAMILIES = (
-    *("sd15", "sd15-img2img", "sd15-inpaint", "sdxl", "sd3", "flux", "wan", "wan-chunks"),
-    *("sd15-full", "sdxl-full", "sd3-full", "flux-full", "wan-full"),
-)
-"""Of ``random:FAMILY``; those that are not full-size are tiny."""
 
 
 def option(*names: str, **settings: Any) -> Decorator[Function]:

@@ -85,6 +85,13 @@ def test_a_model_without_previews_says_so_before_any_work(generate, tmp_path):
     assert "SyntheticPipeline" in done.stderr
 
 
+def test_a_size_far_from_what_shapes_was_trained_at_is_warned_of(generate, tmp_path):
+    size = ("--size", "32", "--steps", 1, "--seed", 1)
+    warned, quiet = (generate("a", "-o", tmp_path, *size, *more) for more in ((), ("-q",)))
+    assert warned.stderr.startswith("sidestream: shapes was trained at 128x128")
+    assert (warned.returncode, quiet.returncode, quiet.stderr) == (0, 0, "")
+
+
 def test_a_request_that_fails_does_not_end_the_others(generate, tmp_path):
     done = generate(
         *("good one", "fail here", "good two", "-o", tmp_path, "--seed", 1, "-q"),
@@ -110,8 +117,8 @@ def test_verbose_tells_the_traceback(generate, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--model", "shpes"], 1, "did you mean 'shapes'"),
-        (["--model", "shpes", "--executor", "mp"], 1, "did you mean 'shapes'"),
+        (["--model", "shpes"], 2, "did you mean 'shapes'"),
+        (["--model", "shpes", "--executor", "mp"], 2, "did you mean 'shapes'"),
         (["--model", "synthetic", "--arg", "nope=1"], 2, "takes no 'nope'"),
         (["--arg", "strength=1"], 2, "'strength': that is an argument of image-to-image pipelines"),
         (["--size", "128x65"], 2, "height must be a multiple of 8, not 65: the nearest 64 and 72"),
@@ -127,3 +134,9 @@ def test_errors_are_one_line(generate, tmp_path, arguments, code, message):
     assert done.stdout == ""
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_blank_prompt_is_none_which_some_models_do_not_do_without(generate, tmp_path):
+    done = generate(" ", "-o", tmp_path, "-q")
+    assert done.returncode == 2
+    assert done.stderr == "sidestream: StableDiffusionPipeline needs prompt\n"

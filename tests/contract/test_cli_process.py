@@ -171,7 +171,7 @@ def test_pictures_that_are_complete_stay_after_ctrl_c(tmp_path):
 
 @pytest.mark.parametrize(
     ("model", "reason"),
-    [("troubled:lingers", "LookupError: _Weights are lost"), ("random:nonsense", "random family")],
+    [("troubled:lingers", "LookupError: _Weights are lost"), ("nowhere:model", "no module")],
 )
 def test_a_start_that_fails_ends_in_order_however_the_worker_lets_go(
     tmp_path, monkeypatch, model, reason

@@ -40,8 +40,8 @@ async def start(config: EngineConfig) -> None:
     [
         (
             "mp",
-            {"model": "no-such-model", "model_options": {}},
-            r"unknown model: 'no-such-model'.*'?synthetic",
+            {"model": "nowhere:model", "model_options": {}},
+            "'nowhere:model': there is no module 'nowhere'",
         ),
         ("uni", {"model_options": {"forward_mss": 3}}, "'forward_mss'; did you mean 'forward_ms'"),
         ("uni", {"model": "troubled:raises", "model_options": {}}, "the weights are lost"),

@@ -142,7 +142,7 @@ def test_mistakes_are_one_line(capsys):
             (["--host", "192.0.2.1", "--port", port], 1, f"at port {port} of 192.0.2.1: Cannot"),
             (["--set", "seed=1"], 2, "it belongs to a request"),
             (["--set", "max_steps=9"], 2, "or --set server.max_steps=..."),
-            (["no such model", "--port", "0"], 1, "no such model"),
+            (["no such model", "--port", "0"], 2, "no such model"),
         ):
             with pytest.raises(SystemExit) as ended:
                 main(["serve", *arguments])

@@ -4,21 +4,23 @@ import click
 import pytest
 from PIL import Image
 
-from sidestream.engine import ConfigError, RequestError
+from sidestream.engine import ConfigError, EngineConfig, RequestError
 from sidestream.engine.cli import cli, main
 from sidestream.engine.cli.arguments import (
     CONFIG_OPTIONS,
     PREVIEWS,
+    SHAPES_SIDE,
     Adapter,
     Assignment,
     Size,
+    advice,
     engine_config,
     read_prompts,
     requests_of,
 )
-from sidestream.engine.cli.options import FAMILIES
 from sidestream.engine.cli.outcome import one_line
-from sidestream.workers.models import families_full, families_tiny
+from sidestream.engine.places import FAMILIES
+from sidestream.workers.models import families_full, families_tiny, shapes
 
 NOTHING = {
     "settings": (),
@@ -169,6 +171,27 @@ def test_each_output_is_a_request_and_seeds_count_up():
         sampling = request.sampling
         assert (sampling.width, sampling.height, sampling.num_inference_steps) == (64, 32, 3)
         assert (sampling.num_outputs, sampling.output_type) == (1, "uint8")
+
+
+def test_a_blank_prompt_is_none():
+    requests = requests_of(["", " ", "a "], NOTHING)
+    assert [request.prompt for request in requests] == [None, None, "a "]
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "told"),
+    [
+        ("shapes", None, False),
+        ("shapes", (128, 256), False),
+        ("shapes", (1024, 128), True),
+        ("shapes", (128, 32), True),
+        ("random:sd15", (1024, 1024), False),
+    ],
+)
+def test_the_size_that_shapes_was_trained_at_is_told(model, size, told):
+    assert shapes.DEFAULTS["width"] == shapes.DEFAULTS["height"] == SHAPES_SIDE
+    line = advice(EngineConfig(model=model), size)
+    assert (line is not None and "trained at 128x128" in line) is told
 
 
 def test_only_videos_are_encoded_by_the_engine():

@@ -157,7 +157,7 @@ def test_overwriting_is_possible(capsys, tmp_path):
 
 def test_a_model_that_is_not_there_leaves_no_file(capsys, tmp_path):
     code, _, error = run(capsys, "--model", "shpes", "-q")
-    assert code == 1
+    assert code == 2
     assert "did you mean 'shapes'" in error
     assert list(tmp_path.iterdir()) == []
 

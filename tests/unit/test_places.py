@@ -43,10 +43,25 @@ def test_what_is_there_or_may_be_on_the_hub_is_left_to_the_worker(place):
 
 
 @pytest.mark.parametrize(
-    "model", ["shapes", "shpes", "synthetic", "random:sd15", "package.module:factory"]
+    "model", ["shapes", "models", "synthetic", "random:sd15", "package.module:factory"]
 )
 def test_models_that_are_no_places(model):
     check_places(EngineConfig(model=model))
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("shpes", "unknown model 'shpes': did you mean 'shapes'"),
+        ("stable-diffusion", "unknown model 'stable-diffusion': valid names: shapes, synthetic"),
+        ("random:flx", "there is no 'random:flx': did you mean 'flux'"),
+        ("random:", "there is no 'random:': valid names: flux, flux-full"),
+    ],
+)
+async def test_a_name_that_no_model_can_have_is_refused(model, hint):
+    with pytest.raises(ConfigError, match=f"^model: {hint}"):
+        async with open_engine(model=model):
+            raise AssertionError("it opened")
 
 
 @pytest.mark.parametrize(
