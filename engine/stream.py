@@ -149,5 +149,6 @@ class RequestStream:
         claim.output.drop()
         self._check_deadline()
         claim.trace.postprocess_end = time.monotonic_ns()
+        claim.trace.outcome = "completed"  # who sees the result sees this, too
         timings = RequestTimings.of(claim.trace, trio.current_time() - claim.submitted)
         return DiffusionResult(self.request_id, outputs, claim.prepared.seeds[0], timings)

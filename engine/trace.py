@@ -31,7 +31,7 @@ class RequestTrace:
     worker: int = -1
     """Whose it was; -1 if it was given to none."""
     outcome: Outcome | None = None
-    """None until its caller has left."""
+    """None until its result is there, or its caller has left without."""
     dispatched: int = 0
     forward_start: int = 0
     forward_end: int = 0
