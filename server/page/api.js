@@ -21,19 +21,22 @@ export const setKey = (value) => sessionStorage.setItem(KEY, value);
 /**
  * Call the server and return its response, which is a good one.
  *
+ * A `body` is sent as JSON, or as a form where it is a `FormData`.
+ *
  * @throws {ApiError} It is not.
  */
 export async function call(path, { method = "GET", body, signal, headers = {} } = {}) {
   const sent = { ...headers };
   if (key() !== null) sent.Authorization = `Bearer ${key()}`;
-  if (body !== undefined) sent["Content-Type"] = "application/json";
+  const isForm = body instanceof FormData; // the browser names its type, with a boundary
+  if (body !== undefined && !isForm) sent["Content-Type"] = "application/json";
   let response;
   try {
     response = await fetch(path, {
       method,
       headers: sent,
       signal,
-      body: body === undefined ? undefined : JSON.stringify(body),
+      body: body === undefined || isForm ? body : JSON.stringify(body),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -45,6 +48,16 @@ export async function call(path, { method = "GET", body, signal, headers = {} } 
 
 /** Call the server and return the JSON of its answer. */
 export const callJson = async (path, options) => (await call(path, options)).json();
+
+/** Make a form of settings; what is neither text nor a file nor a number is written as JSON. */
+export function formOf(settings) {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(settings)) {
+    const isPlain = value instanceof File || typeof value !== "object";
+    form.append(name, isPlain ? value : JSON.stringify(value));
+  }
+  return form;
+}
 
 async function errorOf(response) {
   const answer = await response.json().catch(() => ({}));

@@ -3,6 +3,7 @@
 import { announce, element } from "./dom.js";
 import { count, duration, timeLeft } from "./format.js";
 import { downloadLink, enlarge } from "./lightbox.js";
+import { PICTURES } from "./pictures.js";
 
 const PHASES = ["queued", "forward", "output", "postprocess"];
 const STATES_THAT_LAST = ["done", "failed", "cancelled"];
@@ -182,13 +183,18 @@ const capital = (text) => text[0].toUpperCase() + text.slice(1);
 
 const quarter = (step, total) => Math.floor((4 * step) / total);
 
-function factsOf({ seed, size, num_inference_steps: steps, guidance_scale: guidance, n, seconds, lora = {} }) {
+function factsOf(settings) {
+  const { seed, size, num_inference_steps: steps, guidance_scale: guidance, n } = settings;
+  const { strength, seconds, lora = {} } = settings;
+  const pictures = PICTURES.filter((name) => name in settings).map((name) => settings[name].name);
   const facts = [
+    ...pictures,
     seed !== undefined && (n > 1 ? `seeds ${seed} to ${seed + n - 1}` : `seed ${seed}`),
     size && size.replace("x", " × "),
     seconds !== undefined && `${seconds} s`,
     steps !== undefined && count(steps, "step"),
     guidance !== undefined && `guidance ${guidance}`,
+    strength !== undefined && `strength ${strength}`,
     ...Object.entries(lora).map(([name, scale]) => `${name} ${scale}`),
   ];
   return facts.filter(Boolean).join(" · ");

@@ -2,8 +2,9 @@
 
 import { Adapters } from "./adapters.js";
 import { byId, element } from "./dom.js";
+import { Pictures } from "./pictures.js";
 
-const NUMBERS = ["num_inference_steps", "guidance_scale", "seconds", "n"];
+const NUMBERS = ["num_inference_steps", "guidance_scale", "strength", "seconds", "n"];
 
 /** The settings of the next picture. Their names are those of the server's API. */
 export class Form {
@@ -11,6 +12,7 @@ export class Form {
     this.root = byId("form");
     this.model = null;
     this.adapters = new Adapters();
+    this.pictures = new Pictures();
     byId("random").addEventListener("click", () => this.drawSeed());
     byId("lock").addEventListener("click", () => this.lock(!this.locked));
     byId("seed").addEventListener("input", () => this.lock(byId("seed").value !== ""));
@@ -37,6 +39,8 @@ export class Form {
       if (byId(name)?.type === "number") byId(name).max = most;
     }
     this.adapters.offer(model.lora);
+    this.pictures.need(model.needs_image);
+    byId("pictures-hint").hidden = !model.accepts_image;
     byId("generate").disabled = false;
   }
 
@@ -55,7 +59,7 @@ export class Form {
     unmark(byId("seed").closest("[data-field]"));
   }
 
-  /** Return the settings, or null where one is no number; that is marked then. */
+  /** Return the settings, or null where one is no number or is missing; that is marked then. */
   read() {
     this.unmarkAll();
     if (this.takes("seed") && (!this.locked || byId("seed").value === "")) this.drawSeed();
@@ -66,7 +70,13 @@ export class Form {
       this.mark(broken.closest("[data-field]").dataset.field, "must be a number");
       return null;
     }
-    const settings = { prompt: byId("prompt").value.trim() };
+    const { missing } = this.pictures;
+    if (missing) {
+      this.mark(missing, "The model works on one");
+      byId(missing).focus();
+      return null;
+    }
+    const settings = { prompt: byId("prompt").value.trim(), ...this.pictures.chosen };
     const negative = byId("negative_prompt").value.trim();
     if (this.takes("negative_prompt") && negative) settings.negative_prompt = negative;
     if (this.takes("size") && this.size) settings.size = this.size;
@@ -82,6 +92,11 @@ export class Form {
     return this.model.parameters.includes(name);
   }
 
+  /** The size of what comes, as far as it is known; for settings that `read` has returned. */
+  expectedSize(settings) {
+    return settings.size ?? this.pictures.size ?? this.model.defaults.size ?? "1x1";
+  }
+
   get size() {
     const [width, height] = [byId("width"), byId("height")];
     if (width.value === "" && height.value === "") return null;
@@ -93,12 +108,11 @@ export class Form {
   write(settings) {
     this.unmarkAll();
     const [width, height] = (settings.size ?? "x").split("x");
-    for (const [name, value] of Object.entries({ ...settings, width, height })) {
-      if (byId(name)) byId(name).value = value;
+    const values = { ...settings, width, height };
+    for (const name of ["prompt", "negative_prompt", "seed", "width", "height", ...NUMBERS]) {
+      byId(name).value = values[name] ?? "";
     }
-    for (const name of ["negative_prompt", ...NUMBERS]) {
-      if (!(name in settings)) byId(name).value = "";
-    }
+    this.pictures.choose(settings);
     this.adapters.choose(settings.lora ?? {});
     this.lock("seed" in settings);
   }

@@ -72,8 +72,7 @@ byId("key-form").addEventListener("submit", () => {
 function generate() {
   if (byId("generate").disabled) return;
   const settings = form.read();
-  const size = settings?.size ?? form.model.defaults.size ?? "1x1";
-  if (settings !== null) gallery.add(settings, size);
+  if (settings !== null) gallery.add(settings, form.expectedSize(settings));
 }
 
 byId("form").addEventListener("submit", (event) => {

@@ -1,6 +1,6 @@
 /* Making videos: a job that is asked about until it is done. */
 
-import { ApiError, call, callJson } from "./api.js";
+import { ApiError, call, callJson, formOf } from "./api.js";
 
 const PERIOD_MS = 300;
 const STATES = { queued: "queued", in_progress: "running" };
@@ -12,7 +12,8 @@ const jobs = new Map();
  * Make a video, and tell how it goes; see `makeImages`.
  */
 export async function* makeVideo(model, settings, name, signal) {
-  jobs.set(name, callJson("v1/videos", { method: "POST", body: settings }));
+  const body = "input_reference" in settings ? formOf(settings) : settings;
+  jobs.set(name, callJson("v1/videos", { method: "POST", body }));
   let job = await jobs.get(name);
   while (job.status in STATES) {
     signal.throwIfAborted();
