@@ -351,6 +351,40 @@ def test_a_component_that_empties_the_lists_it_is_given_is_merged():
     assert runner.statistics()["merged_calls"] == 2
 
 
+def into_a_tensor(sample, held):
+    return held["state"].add_(sample).clone()
+
+
+def into_a_dict(sample, held):
+    held["state"] = held["state"] + sample
+    return held["state"]
+
+
+@pytest.mark.parametrize("write", [into_a_tensor, into_a_dict])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_component_that_writes_into_its_arguments_is_not_merged(write, mode):
+    """A merged call would write into copies."""
+
+    class Remembering(OneModule):
+        @mode()
+        def __call__(self, sample):
+            held = {"state": torch.zeros_like(sample)}
+            for _ in range(4):
+                sample = self.unet(sample, held=held) * 0.5 + held["state"]
+            return sample
+
+    pipeline = Remembering(Component(write))
+    calls = [call(n) for n in range(3)]
+    expected = results(pipeline, calls)
+    runner = runner_of(pipeline, merge=True)
+    for _ in range(2):
+        for output, wanted in zip(run_wave(runner, calls), expected, strict=True):
+            assert torch.equal(output.tensors["output"], wanted)
+    assert runner.statistics()["merged_calls"] == 0
+    (refused,) = runner.statistics()["refused"]
+    assert refused["reason"] == "it changes its arguments"
+
+
 def test_equal_shared_tables_merge_and_different_ones_do_not():
     pipeline = OneModule(Component(lambda sample, table: sample * table))
     runner = runner_of(pipeline, merge=True)

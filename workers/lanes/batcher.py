@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from .call import Arguments, ComponentCall, NotMergeable, Offer
+from .effects import Given
 from .entropy import restore_snapshot, take_snapshot
 from .hub import Hub
 from .lane import Lane, Outcome
@@ -148,7 +149,10 @@ class Batcher:
         """Run the calls separately, and find out on two of them how they could have been merged."""
         # some components empty the lists that they are given
         arguments = {lane: copied(_offer(lane).arguments) for lane in lanes}
+        given = [Given(_offer(lane).arguments) for lane in lanes] if plan.may_probe else []
         ran = self._execute_each(lanes)
+        if any(one.changed() for one in given):
+            plan.refusal = "it changes its arguments"
         good = [(lane, outcome) for lane, outcome in ran if outcome.error is None]
         if len(good) >= 2 and plan.may_probe:
             self._probe(plan, good, arguments)
