@@ -3,6 +3,9 @@
 import copy
 import gc
 import inspect
+from collections import OrderedDict
+from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -187,6 +190,109 @@ def test_schedulers_are_private_also_nested_and_shared_ones():
 
     run(pipeline, body(3), body(5))
     assert scheduler.num_inference_steps is None
+
+
+class Stage(NamedTuple):
+    """A step of a cascade, with a scheduler of its own."""
+
+    name: str
+    scheduler: DDIMScheduler
+
+
+class Helper:
+    """Holds what it is given."""
+
+    def __init__(self, **held):
+        vars(self).update(held)
+
+
+def counting(pipe):
+    """Return a function that is the pipeline's own, and does not see it as an argument."""
+
+    def advance(count=1):
+        return (pipe.scheduler, pipe.unet) if count == 0 else advance(count - 1)
+
+    return advance
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda pipe: OrderedDict(first=Stage("first", pipe.scheduler)),
+        lambda pipe: Helper(helper=Helper(pipe=Helper(scheduler=pipe.scheduler))),
+        lambda pipe: partial(pipe.step, 1),
+        lambda pipe: partial(pipe.step, 1, scheduler=pipe.scheduler),
+        counting,
+    ],
+    ids=["ordered", "helpers", "partial method", "partial argument", "closure"],
+)
+def test_schedulers_are_private_however_the_pipeline_keeps_them(keep):
+    class Keeping(Pipeline):
+        def step(self, count, scheduler=None):
+            return scheduler or self.scheduler, self.unet
+
+    pipeline = Keeping(scheduler=DDIMScheduler(), unet=Encoder())
+    pipeline.kept = keep(pipeline)
+
+    def found_by(pipe):
+        if isinstance(pipe.kept, dict):
+            return pipe.kept["first"].scheduler
+        return pipe.kept.helper.pipe.scheduler if isinstance(pipe.kept, Helper) else pipe.kept()[0]
+
+    def body(steps):
+        def run_steps(pipe):
+            scheduler = found_by(pipe)
+            assert scheduler is pipe.scheduler
+            scheduler.set_timesteps(steps)
+            for _ in range(steps):
+                pipe.unet(rows(1))
+                assert len(found_by(pipe).timesteps) == steps
+            return rows(1)
+
+        return run_steps
+
+    run(pipeline, body(3), body(5))
+    assert found_by(pipeline) is pipeline.scheduler
+    assert pipeline.scheduler.num_inference_steps is None
+
+
+def test_methods_that_the_pipeline_keeps_are_those_of_the_lanes_parts():
+    pipeline = Pipeline(unet=Encoder(), scheduler=DDIMScheduler())
+    pipeline.encode = pipeline.unet.encode
+    pipeline.set_timesteps = pipeline.scheduler.set_timesteps
+
+    def body(pipe):
+        pipe.set_timesteps(3)
+        assert pipe.scheduler.num_inference_steps == 3
+        return pipe.encode(rows(1))
+
+    assert calls_seen(pipeline, body) == [("unet", "encode")]
+    assert pipeline.scheduler.num_inference_steps is None
+
+
+def test_lists_that_a_function_collects_into_are_everybodys():
+    seen = []
+    pipeline = Pipeline(unet=Encoder(), note=lambda x: seen.append(float(x.sum())))
+
+    def body(pipe):
+        pipe.note(pipe.unet(rows(1)))
+        return rows(1)
+
+    run(pipeline, body, body)
+    assert seen == [float(rows(1).sum())] * 2
+
+
+def test_components_in_functions_that_the_pipeline_keeps_are_intercepted():
+    pipeline = Pipeline(unet=Encoder(), scale=2)
+    pipeline.guide = lambda x, *, twice=True: pipeline.unet(x) * (pipeline.scale if twice else 1)
+
+    def body(pipe):
+        pipe.scale = 3
+        return pipe.guide(rows(1))
+
+    assert calls_seen(pipeline, body) == [("unet", "__call__")]
+    assert torch.equal(run(pipeline, body)[0], rows(1) * 3)
+    assert torch.equal(pipeline.guide(rows(1)), rows(1) * 2)
 
 
 def test_steps_are_those_of_the_private_scheduler_and_not_of_its_copies():

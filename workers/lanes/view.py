@@ -1,7 +1,11 @@
 """A lane's own copy of a pipeline: proxies for modules, copies of schedulers, all else shared."""
 
+import contextlib
 import copy
+import functools
+import sys
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -14,7 +18,16 @@ if TYPE_CHECKING:
     from .lane import Lane
 
 MOST_STEPS = 1 << 31
-_LEAVES = (str, bytes, int, float, bool, type(None), type, types.FunctionType)
+_LEAVES = (str, bytes, int, float, bool, type(None), type)
+_LIBRARIES = sys.stdlib_module_names | {
+    "diffusers",
+    "numpy",
+    "PIL",
+    "tokenizers",
+    "torch",
+    "transformers",
+}
+"""Whose objects hold no pipelines."""
 
 
 class PipelineView:
@@ -48,17 +61,22 @@ class PipelineView:
         return view
 
     def _private(self, value: Any, path: str, shared: Any, view: Any) -> Any:
+        if isinstance(value, _LEAVES):
+            return value
         if isinstance(value, nn.Module):
             return self._lane.proxy(value, path.replace("_modules.", ""))
-        if type(value) is dict:
-            return {k: self._private(v, f"{path}.{k}", shared, view) for k, v in value.items()}
-        if type(value) in (list, tuple):
-            parts = (self._private(v, f"{path}.{i}", shared, view) for i, v in enumerate(value))
-            return type(value)(parts)
-        if isinstance(value, types.MethodType) and value.__self__ is shared:
-            return types.MethodType(value.__func__, view)
+        if type(value) in (dict, OrderedDict, defaultdict):
+            twin = copy.copy(value)
+            for key, part in value.items():
+                twin[key] = self._private(part, f"{path}.{key}", shared, view)
+            return twin
+        if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_make")):
+            parts = [self._private(v, f"{path}.{i}", shared, view) for i, v in enumerate(value)]
+            return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
         if id(value) in self._made:
             return self._made[id(value)]
+        if type(value) in (types.MethodType, types.FunctionType, functools.partial):
+            return self._function(value, path, shared, view)
         if is_scheduler(value):
             return self._scheduler(value)
         if is_pipeline(value):
@@ -67,6 +85,37 @@ class PipelineView:
             self._made[id(value)] = copy.deepcopy(value)
             return self._made[id(value)]
         return value
+
+    def _function(self, value: Any, path: str, shared: Any, view: Any) -> Any:
+        """Return what a pipeline keeps to call it, of the lane's own parts."""
+        if isinstance(value, types.FunctionType):
+            return self._closure(value, path, shared, view) if value.__closure__ else value
+        if isinstance(value, types.MethodType):
+            owner = self._private(value.__self__, path, shared, view)
+            if owner is value.__self__:
+                return value
+            return (
+                types.MethodType(value.__func__, view)
+                if owner is view
+                else getattr(owner, value.__name__)
+            )
+        bound = (value.func, value.args, value.keywords)
+        function, args, keywords = (self._private(part, path, shared, view) for part in bound)
+        return functools.partial(function, *args, **keywords)
+
+    def _closure(self, function: Any, path: str, shared: Any, view: Any) -> Any:
+        cells = tuple(types.CellType() for _ in function.__closure__)
+        twin = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
+        )
+        twin.__kwdefaults__ = function.__kwdefaults__
+        self._made[id(function)] = functools.update_wrapper(twin, function)
+        for cell, own in zip(function.__closure__, cells, strict=True):
+            with contextlib.suppress(ValueError):  # nothing is in the cell yet
+                held = cell.cell_contents
+                collects = isinstance(held, (list, dict))  # for others to look at
+                own.cell_contents = held if collects else self._private(held, path, shared, view)
+        return twin
 
     def _scheduler(self, shared: Any) -> Any:
         private, observer = private_scheduler(shared, self._lane.on_step)
@@ -97,12 +146,21 @@ def is_scheduler(value: Any) -> bool:
     return hasattr(value, "set_timesteps") and hasattr(value, "step")
 
 
-def is_pipeline(value: Any) -> bool:
-    """Whether a pipeline's attribute is itself a pipeline: an object that holds components."""
+def is_pipeline(value: Any, depth: int = 3) -> bool:
+    """Whether a pipeline's attribute is itself a pipeline: an object that holds components.
+
+    Args:
+        value: The attribute.
+        depth: How far to look into helpers that hold helpers.
+    """
     if isinstance(value, type) or not hasattr(value, "__dict__"):
         return False
-    held = vars(value).values()
-    return any(isinstance(part, nn.Module) or is_scheduler(part) for part in held)
+    held = list(vars(value).values())
+    if any(isinstance(part, nn.Module) or is_scheduler(part) for part in held):
+        return True
+    if depth == 0 or type(value).__module__.partition(".")[0] in _LIBRARIES:
+        return False
+    return any(is_pipeline(part, depth - 1) for part in held if not isinstance(part, _LEAVES))
 
 
 def modules_of(pipeline: Any) -> list[nn.Module]:
