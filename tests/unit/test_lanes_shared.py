@@ -239,6 +239,26 @@ def test_forward_hooks_belong_to_the_request_that_registered_them(merge):
     assert not pipeline.vae.linear._forward_hooks
 
 
+def test_requests_merge_again_when_their_hooks_are_gone():
+    """What they have in common counts, not what they once set."""
+    pipeline = Pipeline()
+
+    def looks(pipe):
+        seen = []
+        with pipe.vae.linear.register_forward_hook(lambda module, args, out: seen.append(out)):
+            pipe.vae(ROWS)
+        for _ in range(3):
+            x = pipe.vae(seen[0])
+        return x
+
+    runner = runner_of(pipeline, merge=True)
+    outputs = run_wave(runner, [{"body": looks}, {"body": looks}])
+    expected = looks(copy.deepcopy(pipeline))
+    for output in outputs:
+        torch.testing.assert_close(picture(output), expected, rtol=1e-5, atol=0)
+    assert runner.statistics()["merged_calls"] == 2
+
+
 class Keeping:
     """An attention processor that keeps what it computed, for the pipeline to look at."""
 

@@ -130,7 +130,8 @@ class Slots:
         """
         split = len(self._attentions)
         watched = zip(self._watched.values(), values[split:], strict=True)
-        kinds = [slot.kind(value) for (slot, _), value in watched if slot.fresh is None]
+        # dicts by what is in them now: hooks come and go
+        kinds = [_settled(slot.kind(value)) for (slot, _), value in watched if slot.fresh is None]
         values = values[:split] + kinds
         for number, known in self._known:
             if len(known) == len(values) and all(map(operator.is_, known, values)):
@@ -141,6 +142,10 @@ class Slots:
         self._tokens += 1
         self._known.append((self._tokens, list(values)))
         return self._tokens
+
+
+def _settled(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else value
 
 
 def _with_processors(modules: Iterable[nn.Module]) -> Iterator[Any]:
