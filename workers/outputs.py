@@ -1,5 +1,6 @@
 """From what a pipeline returns to named tensors."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,13 +10,15 @@ import torch
 _c: Any = torch._C
 _BY_RANK = {3: "audios", 4: "images", 5: "frames"}
 _MEDIA = frozenset(("images", "frames"))
+_MAX_DEPTH = 4
 
 
 def tensors_of(result: Any, *, latent: bool = False) -> dict[str, torch.Tensor]:
     """Return the tensors in a pipeline's result, by name.
 
     Images become (n, 3, H, W) and frames (n, F, C, H, W), whether the pipeline returned tensors,
-    arrays or PIL images; of what is not a tensor, only lists of flags are kept.
+    arrays or PIL images; of what is not a tensor, only lists of flags are kept. What holds tensors
+    that cannot be stacked becomes several, named after where they are: `extra_mask`, `images_0`.
 
     Args:
         result: A diffusers output, any object with public attributes, a dict, a tuple, or a tensor.
@@ -26,9 +29,8 @@ def tensors_of(result: Any, *, latent: bool = False) -> dict[str, torch.Tensor]:
         TypeError: There is no tensor in the result.
     """
     tensors: dict[str, torch.Tensor] = {}
-    for name, value in _fields(result):
-        tensor = _tensor(value)
-        if tensor is not None:
+    for place, value in _fields(result):
+        for name, tensor in _spread(place, value):
             tensors["latents" if latent and name in _MEDIA else name] = tensor
     if not tensors:
         raise TypeError(f"the pipeline returned no tensor but {type(result).__name__}")
@@ -72,9 +74,24 @@ def _fields(result: Any) -> Iterator[tuple[str, Any]]:
         for index, value in enumerate(result):
             rank = getattr(_tensor(value), "ndim", 0)
             yield (_BY_RANK.get(rank, "output") if index == 0 else f"output_{index}"), value
+    elif dataclasses.is_dataclass(result):
+        fields = (field.name for field in dataclasses.fields(result))
+        yield from ((name, getattr(result, name)) for name in fields if not name.startswith("_"))
     else:
         named = vars(result) if hasattr(result, "__dict__") else {}
         yield from ((name, value) for name, value in named.items() if not name.startswith("_"))
+
+
+def _spread(name: str, value: Any, depth: int = _MAX_DEPTH) -> Iterator[tuple[str, torch.Tensor]]:
+    tensor = _tensor(value)
+    if tensor is not None:
+        yield name, tensor
+    elif depth and isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield from _spread(f"{name}_{index}", part, depth - 1)
+    elif depth and (isinstance(value, dict) or dataclasses.is_dataclass(value)):
+        for key, part in _fields(value):
+            yield from _spread(f"{name}_{key}", part, depth - 1)
 
 
 def _tensor(value: Any) -> torch.Tensor | None:

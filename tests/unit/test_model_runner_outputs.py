@@ -69,6 +69,24 @@ def test_latents_are_named_so():
     assert list(tensors_of(SimpleNamespace(images=IMAGES), latent=True)) == ["latents"]
 
 
+@dataclass(slots=True)
+class Slotted:
+    images: object
+    extra: object
+
+
+def test_what_is_nested_is_named_after_where_it_is():
+    small = torch.rand(3, 4, 4)
+    tensors = tensors_of(Slotted([IMAGES[0], small], {"mask": small, "all": ["text", [small]]}))
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {
+        "images_0": (3, 8, 8),
+        "images_1": (3, 4, 4),
+        "extra_mask": (3, 4, 4),
+        "extra_all_1": (1, 3, 4, 4),
+    }
+    assert list(tensors_of((IMAGES, Slotted(None, small)))) == ["images", "output_1_extra"]
+
+
 @pytest.mark.parametrize("result", [None, "text", SimpleNamespace(images=None), ()])
 def test_a_result_without_tensors_is_an_error(result):
     with pytest.raises(TypeError, match="no tensor"):
