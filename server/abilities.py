@@ -8,6 +8,8 @@ from typing import Any
 Capabilities = Mapping[str, Any]
 """Of a pipeline; see `DiffusionEngine.capabilities`."""
 
+EDIT_ARGUMENTS = {"image": "image", "mask": "mask_image", "strength": "strength"}
+"""What pipelines call the fields that only edits have."""
 _OF_A_PICTURE = ("strength", "mask_image")
 """Arguments that say what is to become of a picture, and mean nothing without one."""
 

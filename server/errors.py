@@ -82,14 +82,24 @@ def _type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
-def busy(error: EngineBusyError, retry_after: int) -> ApiError:
-    """Say that the queue is full.
+def invalid(name: str, message: str) -> ApiError:
+    """Say what is wrong with a field."""
+    return ApiError(400, f"{name}: {message}", code="invalid_value", param=name)
+
+
+def unsupported(name: str, message: str) -> ApiError:
+    """Say that the model cannot do what a field asks for."""
+    return ApiError(422, f"{name}: {message}", code="unsupported", param=name)
+
+
+def busy(message: str, retry_after: int) -> ApiError:
+    """Say that there is no room now.
 
     Args:
-      error: of the engine.
-      retry_after: seconds until a place may be free.
+      message: for people.
+      retry_after: seconds until there may be some.
     """
-    return ApiError(429, str(error), code="busy", headers={"Retry-After": str(retry_after)})
+    return ApiError(429, message, code="busy", headers={"Retry-After": str(retry_after)})
 
 
 def unavailable(message: str, retry_after: int | None = None) -> ApiError:
@@ -117,7 +127,7 @@ def api_error(error: SidestreamError, *, began: bool = False) -> ApiError:
         case RequestError():
             return ApiError(422, message, code="unsupported")
         case EngineBusyError():
-            return busy(error, 1)
+            return busy(message, 1)
         case RequestAborted():
             return ApiError(CLIENT_CLOSED_REQUEST, message, code="cancelled")
         case DeadlineExceededError():
@@ -153,7 +163,7 @@ def refused_field(
         return None
     sampling = request.sampling
     if error.remote_type == "ValueError" and sampling.width and _OF_SIZE.search(str(error)):
-        return ApiError(422, f"size: {error}", code="unsupported", param="size")
+        return unsupported("size", str(error))
     if not capabilities["from_image"] or capabilities["media"] != "image":
         return None
     for argument, field in (("image", "image"), ("mask_image", "mask")):
@@ -172,8 +182,8 @@ def without_picture(field: str = "image", reason: str = "") -> ApiError:
       field: where it belongs, ``"image"`` or ``"mask"``.
       reason: what else there is to say.
     """
-    message = f"{field}: the model works on one, which POST /v1/images/edits takes{reason}"
-    return ApiError(422, message, code="unsupported", param=field)
+    message = f"the model works on one, which POST /v1/images/edits takes{reason}"
+    return unsupported(field, message)
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -196,7 +206,8 @@ async def _on_invalid(_: Request, error: Exception) -> JSONResponse:
     # A name that nobody knows is often that of a field that is missing.
     unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
     first = next(unknown, problems[0])
-    return invalid_body(first, first["loc"][1:], EditParams.model_fields).response()
+    fields = [field.alias or name for name, field in EditParams.model_fields.items()]
+    return invalid_body(first, first["loc"][1:], fields).response()
 
 
 def invalid_body(
@@ -210,7 +221,9 @@ def invalid_body(
       fields: all that there are.
     """
     if location[:1] and location[0] in FILE_FIELDS and isinstance(problem.get("input"), str):
-        return _no_file(location[0])
+        name = location[0]
+        how = f"curl sends one with an @: -F {name}=@picture.png"
+        return invalid(name, f"must be a file, in a form (multipart/form-data); {how}")
     param = ".".join(map(str, location)) or None
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "json_invalid":
@@ -223,16 +236,9 @@ def invalid_body(
         message = "must be WIDTHxHEIGHT, such as 512x512, or auto"
     if param is None and problem["type"] in ("model_attributes_type", "dict_type"):
         message = "must be a JSON object, sent with Content-Type: application/json"
-    text = f"{param}: {message}" if param else f"the body: {message}"
-    return ApiError(400, text, code="invalid_value", param=param)
-
-
-def _no_file(name: str) -> ApiError:
-    message = (
-        f"{name}: must be a file, in a form (multipart/form-data); curl sends one with an @:"
-        f" -F {name}=@picture.png"
-    )
-    return ApiError(400, message, code="invalid_value", param=name)
+    if param is None:
+        return ApiError(400, f"the body: {message}", code="invalid_value")
+    return invalid(param, message)
 
 
 async def _on_engine_error(_: Request, error: Exception) -> JSONResponse:

@@ -11,14 +11,14 @@ from fastapi import APIRouter, Depends, Form, Request
 from starlette.responses import Response
 
 from ..engine import Completed, DiffusionRequest, DiffusionResult
-from .abilities import needs_picture
+from .abilities import EDIT_ARGUMENTS, needs_picture
 from .access_log import request_id_of
 from .encoding import PiecesResponse, answer_pieces
-from .errors import without_picture
+from .errors import invalid, unsupported, without_picture
 from .event_stream import ImageEventStream
 from .forms import check_form
 from .input_bytes import InputShare
-from .limits import check_adapters, invalid, make_request, unsupported
+from .limits import check_adapters, make_request
 from .metrics import phases_of
 from .schemas import (
     IMAGE_ERRORS,
@@ -119,8 +119,9 @@ async def _inputs(service: Service, params: EditParams, share: InputShare) -> di
         raise invalid("image", "is needed: a file, with curl -F image=@picture.png")
     if len(files) > config.max_images:
         raise invalid("image", f"at most {config.max_images}")
-    for name, argument in _ARGUMENTS.items():
-        if getattr(params, name) not in (None, []) and argument not in accepted:
+    given = {"image": files, "mask": params.mask, "strength": params.strength}
+    for name, argument in EDIT_ARGUMENTS.items():
+        if given[name] is not None and argument not in accepted:
             hint = ": POST /v1/images/generations" if argument == "image" else ""
             raise unsupported(name, f"the model does not take it{hint}")
     limit = min(config.max_image_pixels, config.max_pixels // params.n)
@@ -131,7 +132,3 @@ async def _inputs(service: Service, params: EditParams, share: InputShare) -> di
     if params.strength is not None:
         inputs["strength"] = params.strength
     return inputs
-
-
-_ARGUMENTS = {"image": "image", "images": "image", "mask": "mask_image", "strength": "strength"}
-"""What pipelines call the fields of a form."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from starlette.types import Scope
 
-from .errors import ApiError
+from .errors import ApiError, busy
 
 _SHARE = "sidestream.inputs"
 
@@ -40,12 +40,10 @@ class InputBytes:
                 413, f"inputs may have {self._limit} bytes (max_input_bytes)", code="too_large"
             )
         if nbytes and self.held + nbytes > self._limit:
-            raise ApiError(
-                429,
+            raise busy(
                 f"the inputs of all requests may have {self._limit} bytes (max_input_bytes);"
                 " try again later",
-                code="busy",
-                headers={"Retry-After": str(self._retry_after())},
+                self._retry_after(),
             )
 
     @contextmanager

@@ -9,7 +9,7 @@ from ..engine import DiffusionRequest, SamplingParams
 from ..engine.strict import nearest
 from .abilities import Capabilities, needs_picture, takes
 from .config import ServerConfig
-from .errors import ApiError
+from .errors import ApiError, invalid, unsupported
 from .schemas import ImageParams, RequestParams
 
 ROUTES = {"image": "/v1/images/generations", "video": "/v1/videos"}
@@ -185,13 +185,3 @@ def check_at_most(name: str, value: int | None, limit: int) -> None:
     """
     if value is not None and value > limit:
         raise invalid(name, f"must be at most {limit}")
-
-
-def unsupported(name: str, message: str) -> ApiError:
-    """Say that the model cannot do what a field asks for."""
-    return ApiError(422, f"{name}: {message}", code="unsupported", param=name)
-
-
-def invalid(name: str, message: str) -> ApiError:
-    """Say what is wrong with a field."""
-    return ApiError(400, f"{name}: {message}", code="invalid_value", param=name)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 
 from ..engine import DiffusionEngine
-from .abilities import needs_picture, takes
+from .abilities import EDIT_ARGUMENTS, needs_picture, takes
 from .config import ServerConfig
 from .errors import ApiError
 from .schemas import ERRORS, CancelAnswer, ModelList, ModelObject, RequestStatus
@@ -89,7 +89,6 @@ _ARGUMENTS = {
     "seed": "generator",
 }
 """What pipelines call the fields of a body."""
-_OF_EDITS = {"image": "image", "mask": "mask_image", "strength": "strength"}
 
 
 def _parameters(engine: DiffusionEngine) -> list[str]:
@@ -103,7 +102,7 @@ def _parameters(engine: DiffusionEngine) -> list[str]:
         return fields + [field for field, name in of_videos.items() if takes(capabilities, name)]
     arguments = capabilities["arguments"]
     if "image" in arguments:
-        fields += [field for field, name in _OF_EDITS.items() if name in arguments]
+        fields += [field for field, name in EDIT_ARGUMENTS.items() if name in arguments]
     if capabilities["num_outputs"] is not None:
         fields.append("n")
     if engine.config.mode == "step" and capabilities.get("previews", False):

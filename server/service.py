@@ -151,7 +151,7 @@ class Service:
         try:
             engine.check_room()
         except EngineBusyError as error:
-            raise busy(error, self.retry_after) from error
+            raise busy(str(error), self.retry_after) from error
 
     @property
     def model_name(self) -> str:

@@ -18,7 +18,7 @@ import trio
 
 from ..engine import Completed, DiffusionRequest, DiffusionResult, Event, Progress, Queued, Started
 from ..postprocess import VideoInfo, read_video_info
-from .errors import ApiError, unavailable
+from .errors import ApiError, busy, unavailable
 from .service import Service
 from .uploads import kept_bytes
 from .video_schemas import Status, VideoError
@@ -155,11 +155,9 @@ class VideoJobs:
 
     def _check_places(self) -> None:
         if sum(job.ended is None for job in self) >= self._config.max_videos:
-            raise ApiError(
-                429,
+            raise busy(
                 f"{self._config.max_videos} videos are being made (max_videos); try again later",
-                code="busy",
-                headers={"Retry-After": str(self._service.retry_after)},
+                self._service.retry_after,
             )
 
     async def start(self, job: VideoJob) -> None:

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from ..engine import DiffusionRequest, SamplingParams
 from .abilities import Capabilities, needs_picture, takes
 from .config import ServerConfig
-from .errors import invalid_body
+from .errors import invalid, invalid_body, unsupported
 from .forms import FORMS, content_type_of
-from .limits import check_limits, earliest, invalid, read_prompt, read_size, unsupported
+from .limits import check_limits, earliest, read_prompt, read_size
 from .video_schemas import FILE, VideoParams
 
 FRAME_RATES = ("frame_rate", "fps")

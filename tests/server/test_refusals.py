@@ -64,6 +64,7 @@ INVALID = [
     ({"prompt": "x", "timeout_s": 0}, "timeout_s", "0"),
     ({"prompt": "x", "request_id": "a/b"}, "request_id", "pattern"),
     ({"prompt": "x", "num_inferense_steps": 3}, "num_inferense_steps", "'num_inference_steps'"),
+    ({"prompt": "x", "images": []}, "images", "here; did you mean"),
     ({"prompt": "x", "strength": 0.3}, "strength", "here; it belongs to POST /v1/images/edits"),
 ]
 LIMITS = {"max_n": 3, "max_side": 256, "max_pixels": 65536, "max_steps": 10}
