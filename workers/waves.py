@@ -93,16 +93,17 @@ class Waves:
 
     def _go_on(self, events: RunnerEvents, upcoming: Upcoming) -> None:
         """Do what can be done next, or wait for the device."""
+        has_room = self._pace.has_room()
         for wave in self._open:
             with self._platform.forward_stream(wave.stream):
-                if self._advance(wave):
+                if self._advance(wave, has_room):
                     return
-        may_begin = self._may_begin()
+        may_begin = has_room and self._may_begin()
         if may_begin and upcoming.is_there():
             self._begin_behind(events, upcoming)
             return
         awaited = [lane.awaits for wave in self._open for lane in wave.lanes if lane.awaits]
-        if not self._pace.has_room():
+        if not has_room:
             awaited.append(self._pace.oldest)
         self._platform.wait_for_any(awaited, lambda: may_begin and upcoming.is_there())
 
@@ -118,7 +119,7 @@ class Waves:
             wave.add(self._hub, request)
         self._hub.drive(partial(self._rounds.start, wave.lanes))
 
-    def _advance(self, wave: "_Wave") -> bool:
+    def _advance(self, wave: "_Wave", has_room: bool) -> bool:
         """Let a wave's lanes go on with what they have waited for, or make its next component
         calls; say whether there was something to do."""
         lanes = [lane for lane in wave.lanes if not lane.cancel_if_asked()]
@@ -129,7 +130,7 @@ class Waves:
         for lane in back:
             lane.resume(Outcome(None))
         calling = [lane for lane in lanes if lane.pending or lane.wants_exclusive]
-        if back or not calling or self._is_held_back(wave, calling) or not self._pace.has_room():
+        if back or not calling or not has_room or self._is_held_back(wave, calling):
             return bool(back)
         self._keep_order(wave)
         kinds = [_kind(lane) for lane in calling]
@@ -169,7 +170,7 @@ class Waves:
 
     def _may_begin(self) -> bool:
         """Whether all that is left of the only wave waits for the device."""
-        if len(self._open) != 1 or self._hub.exclusive is not None or not self._pace.has_room():
+        if len(self._open) != 1 or self._hub.exclusive is not None:
             return False
         return all(lane.done or lane.awaits for lane in self._open[0].lanes)
 
