@@ -227,8 +227,8 @@ def _hint(name: str, accepted: set[str]) -> str:
     if name not in KINDS:
         return nearest(name, accepted)
     return (
-        f"that is an argument of {KINDS[name]} pipelines, and which one a model is loaded as can"
-        " be said with model_options.pipeline_class"
+        f"that is an argument of {KINDS[name]} pipelines; what a model is loaded as, its setting"
+        " model_options.pipeline_class says"
     )
 
 
