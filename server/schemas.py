@@ -130,7 +130,8 @@ class ServerSentEvent(BaseModel):
     """An event of an answer with `stream`."""
 
     event: str = Field(
-        description="`image_generation.partial_image`, `.progress`, `.completed`, or `error`."
+        description="`image_generation.partial_image`, `.progress` or `.completed`, those of edits"
+        " with `image_edit` in its place, or `error`."
     )
     data: str = Field(description="A JSON object with `type` and `b64_json`, or `error`.")
 
