@@ -28,6 +28,8 @@ SELECTION = {
     "AllegroPipeline": 5,  # tables as long as the batch
     "WanVACEPipeline": 11,  # conditions that are nearly equal
     "ZImagePipeline": 6,  # lists with an entry for each sample
+    "JoyImageEditPlusPipeline": 1,  # hooks a layer of its language model for the length of a call
+    "Ideogram4Pipeline": 45,  # calls the layers of its language model itself
     "BriaPipeline": 4,  # asks for the exact class of its scheduler
 }
 

@@ -95,6 +95,8 @@ def _enliven(part: Any) -> None:
         return
     with torch.no_grad():
         for parameter in part.parameters():
+            if not parameter.numel():
+                continue
             usable = parameter.isfinite().all() and parameter.abs().max() < 100
             if not usable or not parameter.any():
                 parameter.normal_(0, 0.05)
