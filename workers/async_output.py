@@ -242,23 +242,27 @@ class AsyncOutputThread(threading.Thread):
             tensors = self._staged(output)
             start = self._platform.mark()
             message.output = self._writer.write(tensors, partial(self._send_part, message))
-            copy = self._platform.time_of(start), time.monotonic_ns()
+            timings = self._times_of(output)
+            timings.copy_start = self._platform.time_of(start)
+            timings.copy_end = time.monotonic_ns()
         else:
+            over = self._platform.has_happened(output.forward_end.event)
+            early = self._times_of(output) if over else None  # while the device copies
             message.output = self._writer.finish(output.transfer)
+            timings = early or self._times_of(output)
             # It began as soon as the forward had ended and the copy before it, too.
-            forward_end, end = map(
-                self._platform.time_of, (output.forward_end, output.transfer.end)
-            )
-            copy = min(max(forward_end, self._copied), end), end
-        self._copied = copy[1]
-        message.timings = Timings(
-            forward_start=self._platform.time_of(output.forward_start),
-            forward_end=self._platform.time_of(output.forward_end),
-            copy_start=copy[0],
-            copy_end=copy[1],
-        )
+            timings.copy_end = self._platform.time_of(output.transfer.end)
+            timings.copy_start = min(max(timings.forward_end, self._copied), timings.copy_end)
+        self._copied = timings.copy_end
+        message.timings = timings
         self._send_or_release(message, *told)
         faults.point("output_ready")
+
+    def _times_of(self, output: PendingOutput) -> Timings:
+        return Timings(
+            forward_start=self._platform.time_of(output.forward_start),
+            forward_end=self._platform.time_of(output.forward_end),
+        )
 
     def _transfer_chunk(self, chunk: PendingChunk) -> None:
         message = _message(AsyncOutputKind.CHUNK, chunk.request, step=chunk.index)

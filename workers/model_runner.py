@@ -16,6 +16,7 @@ from .protocol_steps import ProtocolSteps
 from .replay import ReplayExecutor
 from .requests import Progress, RunnerEvents, RunnerOutput, RunnerRequest
 from .step_protocol import StepPipeline
+from .trust import Trust
 from .waves import NOTHING, Upcoming, Waves
 
 REFUSALS_TOLD = 32
@@ -59,7 +60,8 @@ class DiffusionModelRunner:
         self._batcher = Batcher(self._hub)
         self._endings = Endings(platform)
         self._pace = Pace(platform)
-        self._waves = Waves(self._hub, self._batcher, self._endings, self._pace, platform)
+        trust = self._hub.executor = Trust(pipeline, self._hub.executor)
+        self._waves = Waves(self._hub, self._batcher, self._endings, self._pace, trust)
         self._steps: ProtocolSteps | LaneSteps
         if isinstance(pipeline, StepPipeline):
             self._steps = ProtocolSteps(pipeline, self._hub, self._batcher, self._endings)

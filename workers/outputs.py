@@ -1,7 +1,7 @@
 """From what a pipeline returns to named tensors."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,17 @@ def owned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         tensors: By name; the pipeline has returned them, and its result was dropped.
     """
     return {
-        name: tensor if _users_of(tensor) <= _OWN_USERS else tensor.clone()
-        for name, tensor in tensors.items()
+        name: tensor if _is_owned(tensor) else tensor.clone() for name, tensor in tensors.items()
     }
+
+
+def are_owned(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether `owned` would return all tensors as they are."""
+    return all(map(_is_owned, tensors.values()))
+
+
+def _is_owned(tensor: torch.Tensor) -> bool:
+    return _users_of(tensor) <= _OWN_USERS
 
 
 def _users_of(tensor: torch.Tensor) -> int:

@@ -8,7 +8,7 @@ stream: components keep things, and recordings of them share memory.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,9 +16,10 @@ from .endings import Endings
 from .lane_steps import open_lane
 from .lanes import Batcher, Hub, Lane, Outcome, Rounds
 from .pace import Pace
-from .platform import Mark, Platform
+from .platform import Mark
 from .requests import RunnerEvents, RunnerRequest
-from .restraint import Kind, Restraint
+from .restraint import Restraint
+from .trust import Kind, Trust, settings_of
 
 
 class Upcoming(Protocol):
@@ -54,17 +55,18 @@ class Waves:
         batcher: Runs the component calls.
         endings: Makes outputs of what lanes come to.
         pace: Keeps the host from running too far ahead of the device.
-        platform: Of the device.
+        trust: Knows whether two waves can be under way at a time.
     """
 
     def __init__(
-        self, hub: Hub, batcher: Batcher, endings: Endings, pace: Pace, platform: Platform
+        self, hub: Hub, batcher: Batcher, endings: Endings, pace: Pace, trust: Trust
     ) -> None:
         self._hub = hub
         self._rounds = Rounds(hub, batcher)
         self._endings = endings
         self._pace = pace
-        self._platform = platform
+        self._trust = trust
+        self._platform = hub.platform
         self._open: list[_Wave] = []
         self._usual_calls: int | None = None
         """Component calls of a lane that has come to its end lately."""
@@ -102,7 +104,10 @@ class Waves:
         if may_begin and upcoming.is_there():
             self._begin_behind(events, upcoming)
             return
-        awaited = [lane.awaits for wave in self._open for lane in wave.lanes if lane.awaits]
+        waiting = [lane for wave in self._open for lane in wave.lanes if lane.awaits]
+        if waiting:
+            waiting[0].make_ready()
+        awaited = [lane.awaits for lane in waiting]
         if not has_room:
             awaited.append(self._pace.oldest)
         self._platform.wait_for_any(awaited, lambda: may_begin and upcoming.is_there())
@@ -113,7 +118,7 @@ class Waves:
         self, requests: Sequence[RunnerRequest], events: RunnerEvents, *, stream: int
     ) -> None:
         """Run each request up to its first component call."""
-        wave = _Wave(self._endings, events, self._pace, stream)
+        wave = _Wave(self._endings, events, self._pace, self._trust, stream)
         self._open.append(wave)
         for request in requests:
             wave.add(self._hub, request)
@@ -158,7 +163,9 @@ class Waves:
         """Whether there may be something to do while a lane waits for the device."""
         if self._hub.exclusive is not None:
             return False
-        return len(self._open) > 1 or self._is_near_its_end(lane)
+        if len(self._open) > 1:
+            return True
+        return self._is_near_its_end(lane) and self._open[0].is_trusted
 
     def _is_near_its_end(self, lane: Lane) -> bool:
         """Whether a lane has made its steps, or as many calls as those before it where there are no
@@ -192,7 +199,12 @@ class Waves:
             return self._hub.exclusive not in wave.lanes
         if wave is self._open[0]:
             return False
-        return any(lane.wants_exclusive or self._restraint.holds(_kind(lane)) for lane in calling)
+        kinds = [_kind(lane) for lane in calling]
+        return (
+            any(lane.wants_exclusive for lane in calling)
+            or any(map(self._restraint.holds, kinds))
+            or not self._trust.covers_calls(kinds)
+        )
 
     def _lateness(self) -> int:
         """Return for how long something that the first wave waits for has been over, ns."""
@@ -224,14 +236,18 @@ class _Wave:
         last_calls: The event behind their last component calls, if there is another wave.
     """
 
-    def __init__(self, endings: Endings, events: RunnerEvents, pace: Pace, stream: int) -> None:
+    def __init__(
+        self, endings: Endings, events: RunnerEvents, pace: Pace, trust: Trust, stream: int
+    ) -> None:
         self.lanes: list[Lane] = []
         self.stream = stream
         self.last_calls: Any = None
         self._endings = endings
         self._events = events
         self._pace = pace
+        self._trust = trust
         self._requests: dict[Lane, RunnerRequest] = {}
+        self._settings: dict[Lane, Hashable] = {}
         self._told: dict[Lane, int] = {}
         self._stepped: set[Lane] = set()
         """Those that have made a step in this round; it ends when one of them makes another."""
@@ -241,7 +257,13 @@ class _Wave:
         latent = request.kwargs.get("output_type") == "latent"
         lane = open_lane(hub, request, partial(self._on_stop, latent))
         self._requests[lane] = request
+        self._settings[lane] = settings_of(request.kwargs)
         self.lanes.append(lane)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether another wave may be under way beside this one."""
+        return all(map(self._trust.covers_request, self._settings.values()))
 
     def _on_stop(self, latent: bool, lane: Lane) -> None:
         """Tell what is new about a lane that has stopped."""
@@ -252,7 +274,10 @@ class _Wave:
             self._note_step(lane)
         if lane.done:
             del self._requests[lane]
-            self._events.on_done(self._endings.of_lane(request_id, lane, latent=latent))
+            output = self._endings.of_lane(request_id, lane, latent=latent)
+            if output.tensors:
+                self._trust.note_output(self._settings[lane], output.tensors)
+            self._events.on_done(output)
 
     def _note_step(self, lane: Lane) -> None:
         if lane in self._stepped:

@@ -50,6 +50,9 @@ class Device(Platform):
     def wait_event(self, event):
         self.queue.append(lambda: event.wait(0) or pytest.fail("work before what it waits for"))
 
+    def has_happened(self, event):
+        return event.is_set()
+
     def synchronize_event(self, event):
         self.waited_for.set()
         assert event.wait(PATIENCE)

@@ -95,7 +95,10 @@ class Waiting:
         self.unet.register_forward_hook(lambda *_: platform.work())
         self.tell = log.append
 
-    def __call__(self, sample, name, steps=2, more=0, early=False, fail=False, change=False):
+    def __call__(self, sample, name, options):
+        return self.paint(sample, name, **options)
+
+    def paint(self, sample, name, steps=2, more=0, early=False, fail=False, change=False):
         self.tell(f"{name} begins")
         for step in range(steps):
             sample = self.unet(sample)
@@ -135,7 +138,9 @@ class Others:
 
 def request(name, cancelled=lambda: False, **options):
     sample = torch.full((1, 2), float(ord(name)))
-    return RunnerRequest(name, {"sample": sample, "name": name, **options}, cancelled, seed=0)
+    return RunnerRequest(
+        name, {"sample": sample, "name": name, "options": options}, cancelled, seed=0
+    )
 
 
 @pytest.fixture
@@ -200,16 +205,22 @@ def test_no_wave_is_begun_in_the_middle_of_another(run, log):
     assert log.index("a 1") < log.index("b begins") < log.index("a ends")
 
 
-def test_of_requests_that_say_their_steps_these_count(run, log, platform, pipeline):
+def test_of_requests_that_say_their_steps_these_count(log, platform):
     """The one before made two, so without them the first wait would be near the end."""
 
     class Counting(Waiting):
         def __call__(self, sample, name, num_inference_steps):
-            return super().__call__(sample, name, steps=num_inference_steps, early=True)
+            return self.paint(sample, name, steps=num_inference_steps, early=True)
+
+    def counted(name, steps):
+        sample = torch.ones(1, 2)
+        kwargs = {"sample": sample, "name": name, "num_inference_steps": steps}
+        return [RunnerRequest(name, kwargs, seed=0)]
 
     runner = DiffusionModelRunner(Counting(log, platform), platform)
-    calls = [request("a", num_inference_steps=3), request("b", num_inference_steps=1)]
-    runner.execute_model_batch(calls[:1], Events(), Others(calls[1:]))
+    for name, steps in (("x", 3), ("y", 2)):
+        runner.execute_model_batch(counted(name, steps), Events())
+    runner.execute_model_batch(counted("a", 3), Events(), Others(counted("b", 1)))
     assert log.index("a 2") < log.index("b begins") < log.index("a ends")
 
 
@@ -353,3 +364,94 @@ def test_in_step_mode_a_lane_waits_as_ever(run, log, platform):
         new = []
     assert "idle" not in log
     assert [events.outputs[name].error for name in "ab"] == [None, None]
+
+
+# ---------------------------------------------------------------------- what may not overlap
+
+
+class Keeping(Waiting):
+    """Returns one buffer, again and again."""
+
+    def __init__(self, log, platform):
+        super().__init__(log, platform)
+        self.buffer = torch.empty(1, 2)
+
+    def paint(self, sample, name, **options):
+        return self.buffer.copy_(super().paint(sample, name, **options))
+
+
+class Static(nn.Module):
+    """Leaves its results in the same memory, as engines of other makers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("out", torch.empty(1, 2))
+
+    def forward(self, sample):
+        return self.out.copy_(sample + 1)
+
+
+class StaticComponent(Waiting):
+    def __init__(self, log, platform):
+        super().__init__(log, platform)
+        self.unet = Static()
+        self.unet.register_forward_hook(lambda *_: platform.work())
+
+
+class Passing(Waiting):
+    """Its network returns what it is given, which is the caller's own."""
+
+    def __init__(self, log, platform):
+        super().__init__(log, platform)
+        self.unet = nn.Identity()
+        self.unet.register_forward_hook(lambda *_: platform.work())
+
+    def paint(self, sample, name, **options):
+        return super().paint(sample, name, **options) + 1
+
+
+class OnDevice(Waiting):
+    """Holds memory of a device that is not the host's."""
+
+    def __init__(self, log, platform):
+        super().__init__(log, platform)
+        self.cache = [torch.empty(2, device="meta")]
+
+
+@pytest.mark.parametrize("kind", [Keeping, StaticComponent, OnDevice])
+def test_waves_do_not_overlap_where_memory_is_used_again(kind, log, platform):
+    runner = DiffusionModelRunner(kind(log, platform), platform)
+    for name in "xyz":
+        runner.execute_model_batch([request(name)], Events())
+    log.clear()
+    runner.execute_model_batch([request("a")], Events(), others := Others([request("b")]))
+    assert others.is_there()
+    assert "b begins" not in log
+
+
+@pytest.mark.parametrize("kind", [Waiting, Passing])
+def test_they_overlap_where_it_is_not(kind, log, platform):
+    runner = DiffusionModelRunner(kind(log, platform), platform)
+    for name in "yz":
+        runner.execute_model_batch([request(name)], Events())
+    log.clear()
+    runner.execute_model_batch([request("a")], Events(), Others([request("b")]))
+    assert log.index("b begins") < log.index("a ends")
+
+
+def test_the_first_request_of_a_size_is_alone(log, platform):
+    class Sized(Waiting):
+        def __call__(self, sample, name, width):
+            return self.paint(sample, name)
+
+    def sized(name, width):
+        kwargs = {"sample": torch.ones(1, 2), "name": name, "width": width}
+        return [RunnerRequest(name, kwargs, seed=0)]
+
+    runner = DiffusionModelRunner(Sized(log, platform), platform)
+    for name in "yz":
+        runner.execute_model_batch(sized(name, 8), Events())
+    for first, second, width in (("a", "b", 8), ("c", "d", 16), ("e", "f", 16)):
+        others = Others(sized(second, width))
+        runner.execute_model_batch(sized(first, width), Events(), others)
+        assert others.is_there() == (first == "c")

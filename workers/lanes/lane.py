@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import greenlet
 from torch import nn
@@ -26,11 +27,18 @@ class LaneCancelled(BaseException):
     """Thrown into a lane at its suspension point; no component call of the lane runs after it."""
 
 
-class Outcome(NamedTuple):
+@dataclass(slots=True)
+class Outcome:
     """What work inside a lane came to: a value, or the error that it raised."""
 
     value: Any
     error: Exception | None = None
+
+    def take(self) -> Any:
+        """Return the value, and forget it: it is the lane's alone then, whoever else may still hold
+        the outcome."""
+        value, self.value = self.value, None
+        return value
 
 
 class Lane:
@@ -120,6 +128,10 @@ class Lane:
         self._hub.thread.activate(self._ambient)
         self._greenlet.switch(outcome)
         self._stopped()
+
+    def make_ready(self) -> None:
+        """Give the lane its thread state already, so that `resume` takes less time."""
+        self._hub.thread.activate(self._ambient)
 
     def perform(self, work: Callable[[], Any]) -> Outcome:
         """Run `work` inside the lane (its thread state, its context variables), still suspended."""
@@ -254,7 +266,7 @@ class Lane:
                 raise outcome.error
             finally:
                 del outcome
-        return outcome.value
+        return outcome.take()
 
     def _await(self, call: ComponentCall) -> Outcome:
         self.pending, self.passed = call, None
@@ -276,6 +288,8 @@ class Lane:
         if self._busy or self.cancelled or not self._hub.lends(self):
             return
         event = self._hub.platform.record_device_event()
+        if event is None:
+            return
         self.awaits = event
         try:
             self._suspend()
