@@ -64,6 +64,8 @@ class Trust:
             settings: Of the request.
             tensors: What the pipeline returned; its result was dropped.
         """
+        if any(_places(held) & _places(tensors.values()) for held in self._held.values()):
+            return  # it is this that holds them
         if not are_owned(tensors):
             self._lose()
         elif len(self._settings) < SETTINGS_KEPT and not self._broken:

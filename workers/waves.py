@@ -90,7 +90,6 @@ class Waves:
                 self._hub.lends = lends
                 for wave in self._open:
                     self._hub.abandon(wave.lanes)
-                    wave.lanes.clear()
                 self._open.clear()
 
     def _go_on(self, events: RunnerEvents, upcoming: Upcoming) -> None:
@@ -150,7 +149,6 @@ class Waves:
         self._open.remove(wave)
         done = [lane.calls for lane in wave.lanes if not (lane.cancelled or lane.error)]
         self._usual_calls = max(done, default=self._usual_calls)
-        wave.lanes.clear()  # they know the wave
         self._pace.wait()
         end = self._pace.mark()
         for stream in {other.stream for other in self._open} or {0}:

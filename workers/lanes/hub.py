@@ -145,8 +145,7 @@ class Hub:
     def abandon(self, lanes: Iterable[Lane]) -> None:
         """Cancel those lanes that are open still; nobody listens to them any more."""
         for lane in self._open.intersection(lanes):
-            lane.on_stop = _ignore
-            lane.cancel()
+            lane.forsake()
 
     # ------------------------------------------------------------------ for lanes
 
@@ -207,10 +206,6 @@ class Hub:
             own = vars(lane.pipeline)
             if "_current_timestep" in own:
                 self.pipeline._current_timestep = own["_current_timestep"]
-
-
-def _ignore(lane: Lane) -> None:
-    """Do nothing about a lane that has stopped."""
 
 
 def _never(lane: Lane) -> bool:

@@ -168,12 +168,18 @@ class Lane:
     def _let_go(self) -> None:
         """Break the cycles between the lane and what it made: nothing waits for the collector."""
         self.pending = self._offer = self.tap = self.passed = None
+        self.on_stop = _ignore
         if self._greenlet is not None:
             self._greenlet.sidestream_lane = None
         for observer in self._observers:
             observer.scheduler = None
         self.pipeline, self._observers = None, []
         self._proxies.clear()
+
+    def forsake(self) -> None:
+        """End the lane if it is open still; nobody is told."""
+        self.on_stop = _ignore
+        self.cancel()
 
     def progress(self) -> tuple[int, int | None]:
         """Return how many denoising steps were made, and of how many (None: not known)."""
@@ -357,3 +363,7 @@ class Lane:
     def give_way(self) -> None:
         """Let the other lanes run again."""
         self._hub.exclusive = None
+
+
+def _ignore(lane: Lane) -> None:
+    """Tell nobody that a lane has stopped."""
