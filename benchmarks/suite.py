@@ -225,6 +225,7 @@ def arguments_of(command: str) -> str:
 # -- what is run
 
 VIDEO = "--forward-ms 100 --shape 1,81,3,480,832"
+OVERHEAD = "step | its module alone, ms | beyond that, us for a tick | ticks/s of empty steps"
 CUDA = "--device cuda --host-sync end"
 TIMELINE = (
     "trace --compare -n 12 --executor mp --model synthetic --output-type raw"
@@ -268,6 +269,12 @@ TABLES = {
             "lanes | us for a tick | for a request | for each further call",
             lanes_rows,
             (Benchmark("benchmarks/lanes.py", quick="--waves 50"),),
+        ),
+        Table(
+            "cpu ticks",
+            OVERHEAD,
+            overhead_rows,
+            (Benchmark("benchmarks/step.py overhead --device cpu", quick="--steps 20"),),
         ),
         Table(
             "cpu messages",
@@ -330,7 +337,7 @@ TABLES = {
         ),
         Table(
             "cuda ticks",
-            "step | its module alone, ms | beyond that, us for a tick | ticks/s of empty steps",
+            OVERHEAD,
             overhead_rows,
             (Benchmark("benchmarks/step.py overhead --device cuda", quick="--steps 20"),),
         ),
