@@ -256,6 +256,24 @@ def test_schedulers_are_private_however_the_pipeline_keeps_them(keep):
     assert pipeline.scheduler.num_inference_steps is None
 
 
+def test_a_function_that_knows_no_parts_is_everybodys():
+    """What it counts is counted for all, as without lanes."""
+    count = 0
+
+    def note():
+        nonlocal count
+        count += 1
+
+    pipeline = Pipeline(unet=Encoder(), note=note)
+
+    def body(pipe):
+        pipe.note()
+        return pipe.unet(rows(1))
+
+    run(pipeline, body, body)
+    assert count == 2
+
+
 def test_methods_that_the_pipeline_keeps_are_those_of_the_lanes_parts():
     pipeline = Pipeline(unet=Encoder(), scheduler=DDIMScheduler())
     pipeline.encode = pipeline.unet.encode

@@ -104,18 +104,24 @@ class PipelineView:
         return functools.partial(function, *args, **keywords)
 
     def _closure(self, function: Any, path: str, shared: Any, view: Any) -> Any:
+        """Return a function that knows the lane's own parts; the shared one if it knows none."""
         cells = tuple(types.CellType() for _ in function.__closure__)
         twin = types.FunctionType(
             function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
         )
         twin.__kwdefaults__ = function.__kwdefaults__
         self._made[id(function)] = functools.update_wrapper(twin, function)
+        differs = False
         for cell, own in zip(function.__closure__, cells, strict=True):
             with contextlib.suppress(ValueError):  # nothing is in the cell yet
-                held = cell.cell_contents
-                collects = isinstance(held, (list, dict))  # for others to look at
-                own.cell_contents = held if collects else self._private(held, path, shared, view)
-        return twin
+                held = part = cell.cell_contents
+                if not isinstance(held, (list, dict)):  # those collect things for others to look at
+                    part = self._private(held, path, shared, view)
+                own.cell_contents = part
+                differs |= part is not held and part is not twin
+        if not differs:
+            self._made[id(function)] = function
+        return self._made[id(function)]
 
     def _scheduler(self, shared: Any) -> Any:
         private, observer = private_scheduler(shared, self._lane.on_step)
