@@ -94,6 +94,8 @@ class Waves:
 
     def _go_on(self, events: RunnerEvents, upcoming: Upcoming) -> None:
         """Do what can be done next, or wait for the device."""
+        if self._take_back():
+            return
         has_room = self._pace.has_room()
         for wave in self._open:
             with self._platform.forward_stream(wave.stream):
@@ -103,13 +105,16 @@ class Waves:
         if may_begin and upcoming.is_there():
             self._begin_behind(events, upcoming)
             return
-        waiting = [lane for wave in self._open for lane in wave.lanes if lane.awaits]
+        waiting = self._waiting()
         if waiting:
             waiting[0].make_ready()
         awaited = [lane.awaits for lane in waiting]
         if not has_room:
             awaited.append(self._pace.oldest)
         self._platform.wait_for_any(awaited, lambda: may_begin and upcoming.is_there())
+
+    def _waiting(self) -> list[Lane]:
+        return [lane for wave in self._open for lane in wave.lanes if lane.awaits]
 
     # ------------------------------------------------------------------ one wave
 
@@ -123,19 +128,28 @@ class Waves:
             wave.add(self._hub, request)
         self._hub.drive(partial(self._rounds.start, wave.lanes))
 
+    def _take_back(self) -> bool:
+        """Let a lane go on whose wait is over; say whether there was one."""
+        for wave in self._open:
+            for lane in wave.lanes:
+                alone = self._hub.exclusive in (None, lane)
+                if lane.awaits and alone and self._platform.has_happened(lane.awaits):
+                    with self._platform.forward_stream(wave.stream):
+                        if not lane.cancel_if_asked():
+                            lane.resume(Outcome(None))
+                    return True
+        return False
+
     def _advance(self, wave: "_Wave", has_room: bool) -> bool:
-        """Let a wave's lanes go on with what they have waited for, or make its next component
-        calls; say whether there was something to do."""
+        """Make a wave's next component calls, or close it; say whether there was something to
+        do."""
         lanes = [lane for lane in wave.lanes if not lane.cancel_if_asked()]
         if not lanes:
             self._end(wave)
             return True
-        back = [lane for lane in lanes if lane.awaits and self._platform.has_happened(lane.awaits)]
-        for lane in back:
-            lane.resume(Outcome(None))
         calling = [lane for lane in lanes if lane.pending or lane.wants_exclusive]
-        if back or not calling or not has_room or self._is_held_back(wave, calling):
-            return bool(back)
+        if not calling or not has_room or self._is_held_back(wave, calling):
+            return False
         self._keep_order(wave)
         kinds = [_kind(lane) for lane in calling]
         self._rounds.advance(calling)
