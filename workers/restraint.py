@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 
-from .trust import Kind
-
 LATE_NS = 1_000_000
 FIRST_HOLD = 16
 LONGEST_HOLD = 4096
 """Calls of a kind."""
+
+Kind = tuple[str, str]
+"""A component's name and a method's."""
 
 
 class Restraint:

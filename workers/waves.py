@@ -18,8 +18,8 @@ from .lanes import Batcher, Hub, Lane, Outcome, Rounds
 from .pace import Pace
 from .platform import Mark
 from .requests import RunnerEvents, RunnerRequest
-from .restraint import Restraint
-from .trust import Kind, Trust, settings_of
+from .restraint import Kind, Restraint
+from .trust import Trust, settings_of
 
 
 class Upcoming(Protocol):
@@ -177,6 +177,7 @@ class Waves:
             return False
         if len(self._open) > 1:
             return True
+        self._trust.look()
         return self._is_near_its_end(lane) and self._open[0].is_trusted
 
     def _is_near_its_end(self, lane: Lane) -> bool:
@@ -199,6 +200,7 @@ class Waves:
         with self._platform.forward_stream(first.stream):
             first.last_calls = self._platform.record_device_event()
         stream = 1 - first.stream
+        self._hub.thread.stand_back()
         with self._platform.forward_stream(stream):
             self._platform.wait_event(first.last_calls)
             self._begin(upcoming.take(), events, stream=stream)
@@ -215,7 +217,7 @@ class Waves:
         return (
             any(lane.wants_exclusive for lane in calling)
             or any(map(self._restraint.holds, kinds))
-            or not self._trust.covers_calls(kinds)
+            or not self._trust.covers_calls([lane.pending for lane in calling if lane.pending])
         )
 
     def _lateness(self) -> int:

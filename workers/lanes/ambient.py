@@ -78,6 +78,11 @@ class ThreadState:
         self._outside = self._base.values
         self._base = self._current = None
 
+    def stand_back(self) -> None:
+        """Give the thread the state that `enter` remembered, between two owners' turns."""
+        assert self._base is not None
+        self.activate(self._base)
+
     def rest(self) -> None:
         """Restore the modes that `enter` remembered, and nothing else, until `wake`.
 

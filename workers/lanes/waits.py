@@ -20,7 +20,8 @@ def current_lane() -> Any:
 def give_way_at_stream_waits() -> None:
     """Have `torch.cuda.Stream.synchronize` suspend a lane that waits for its own stream.
 
-    Elsewhere it does what it did. Harmless if it was told before.
+    A lane that waits for another stream waits for its own, too. Elsewhere it does what it did.
+    Harmless if it was told before.
     """
     stream: Any = torch.cuda.Stream
     wait = stream.synchronize
@@ -29,9 +30,12 @@ def give_way_at_stream_waits() -> None:
 
     def synchronize(self: Any) -> None:
         """Wait for all the kernels in this stream to complete."""
-        lane = current_lane()
-        if lane is not None and self == torch.cuda.current_stream(self.device):
-            lane.give_way_to_device()
+        if (lane := current_lane()) is not None:
+            own = torch.cuda.current_stream(self.device)
+            if self == own:
+                lane.give_way_to_device()
+            else:  # perhaps it is what was current at another time, and is taken for it still
+                wait(own)
         wait(self)
 
     synchronize.__wrapped__ = wait  # type: ignore[attr-defined]
