@@ -151,7 +151,7 @@ def test_asyncio_is_told_of_errors(asyncio_host) -> None:
             result = await engine.generate("x", seed=7, output_type="raw")
             assert result.output.numpy().max() == 7
         with pytest.raises(StartupError):
-            async with asyncio_host.open_guest_engine(model="no such", executor="mp"):
+            async with asyncio_host.open_guest_engine(model="no.such:factory", executor="mp"):
                 raise AssertionError("it was opened")
 
     in_asyncio(scenario)

@@ -256,6 +256,25 @@ def test_schedulers_are_private_however_the_pipeline_keeps_them(keep):
     assert pipeline.scheduler.num_inference_steps is None
 
 
+def test_what_has_two_names_is_one_thing():
+    """Also where it holds itself."""
+    notes, order = {"count": 0}, []
+    notes["self"] = notes
+    inner = Pipeline(unet=Encoder(), notes=notes, order=order)
+    pipeline = Pipeline(unet=Encoder(), inner=inner, notes=notes, order=order, again=order)
+
+    def body(pipe):
+        pipe.order.append(1)
+        pipe.notes["count"] = 1
+        assert pipe.inner.notes["self"]["count"] == 1
+        assert pipe.inner.order == pipe.again == [1]
+        return pipe.unet(rows(1))
+
+    run(pipeline, body, body)
+    assert notes["count"] == 0
+    assert order == []
+
+
 def test_a_function_that_knows_no_parts_is_everybodys():
     """What it counts is counted for all, as without lanes."""
     count = 0

@@ -65,16 +65,20 @@ class PipelineView:
             return value
         if isinstance(value, nn.Module):
             return self._lane.proxy(value, path.replace("_modules.", ""))
+        if id(value) in self._made:
+            return self._made[id(value)]
         if type(value) in (dict, OrderedDict, defaultdict):
-            twin = copy.copy(value)
+            twin = self._made[id(value)] = copy.copy(value)
             for key, part in value.items():
                 twin[key] = self._private(part, f"{path}.{key}", shared, view)
             return twin
-        if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_make")):
+        if type(value) is list:
+            twin = self._made[id(value)] = []
+            twin.extend(self._private(v, f"{path}.{i}", shared, view) for i, v in enumerate(value))
+            return twin
+        if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_make")):
             parts = [self._private(v, f"{path}.{i}", shared, view) for i, v in enumerate(value)]
-            return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
-        if id(value) in self._made:
-            return self._made[id(value)]
+            return value._make(parts) if hasattr(value, "_make") else tuple(parts)
         if type(value) in (types.MethodType, types.FunctionType, functools.partial):
             return self._function(value, path, shared, view)
         if is_scheduler(value):
