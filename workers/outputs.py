@@ -1,6 +1,7 @@
 """From what a pipeline returns to named tensors."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,10 +32,16 @@ def tensors_of(result: Any, *, latent: bool = False) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = {}
     for place, value in _fields(result):
         for name, tensor in _spread(place, value):
-            tensors["latents" if latent and name in _MEDIA else name] = tensor
+            tensors[_free("latents" if latent and name in _MEDIA else name, tensors)] = tensor
     if not tensors:
         raise TypeError(f"the pipeline returned no tensor but {type(result).__name__}")
     return tensors
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """Return a name that is not taken: this one, or with a number behind it."""
+    names = (name if n == 1 else f"{name}_{n}" for n in itertools.count(1))
+    return next(one for one in names if one not in taken)
 
 
 def owned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

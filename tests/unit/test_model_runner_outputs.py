@@ -172,3 +172,13 @@ def test_default_sizes_are_those_that_the_pipeline_would_choose():
     capabilities = capabilities_of(pipeline)
     expected = pipeline.default_sample_size * pipeline.vae_scale_factor
     assert (capabilities["height"], capabilities["width"]) == (expected, expected)
+
+
+def test_no_tensor_is_lost_to_another_of_its_name():
+    one, two = torch.zeros(1, 3, 4, 4), torch.ones(1, 3, 4, 4)
+    found = tensors_of({"a": {"b": one}, "a_b": two})
+    assert torch.equal(found["a_b"], one)
+    assert torch.equal(found["a_b_2"], two)
+    found = tensors_of({"images": one, "latents": two}, latent=True)
+    assert torch.equal(found["latents"], one)
+    assert torch.equal(found["latents_2"], two)
