@@ -20,7 +20,7 @@ from .config import EngineConfig
 from .errors import RequestError
 from .executor.base import Capabilities, InputTensor
 from .inputs import split_arguments
-from .request import SEED_LIMIT, DiffusionRequest, SamplingParams
+from .request import KNOWN_AS, SEED_LIMIT, DiffusionRequest, SamplingParams
 from .strict import nearest
 
 RESERVED = frozenset({"generator", "output_type", "return_dict", "callback_on_step_end", "callback",
@@ -119,8 +119,10 @@ def check_lora(lora: Mapping[str, float], capabilities: Capabilities) -> None:
     names = capabilities.get("lora", ())
     for name in lora:
         if name not in names:
-            hint = nearest(name, names) if names else "there are none (setting lora)"
-            raise RequestError(f"lora: there is no adapter {name[:64]!r}; {hint}")
+            shown = repr(name[:64])
+            none = f"the engine was opened without any: open_engine(lora={{{shown}: PATH}})"
+            hint = nearest(name, names) if names else none
+            raise RequestError(f"lora: there is no adapter {shown}; {hint}")
 
 
 def _check_size(sampling: SamplingParams, capabilities: Capabilities) -> None:
@@ -196,8 +198,10 @@ def _arguments(request: DiffusionRequest, capabilities: Capabilities) -> dict[st
     }
     for name, value in sampling.extra_args.items():
         if name in RESERVED or name in given or name == count:
+            instead = f"; the parameter is {KNOWN_AS[name]}" if name in KNOWN_AS else ""
             raise RequestError(
                 f"extra_args must not hold {name!r}: it has a parameter of its own or is set here"
+                + instead
             )
         if not name.isidentifier():
             raise RequestError(f"extra_args must hold names of arguments, not {name!r}")

@@ -27,6 +27,15 @@ PROMPT_LIMIT = 20_000
 SEED_LIMIT = 2**63 - 1
 SCALE_LIMIT = 100
 """Of an adapter; what makes sense is about 1."""
+KNOWN_AS = {
+    "num_images_per_prompt": "num_outputs",
+    "num_videos_per_prompt": "num_outputs",
+    "generator": "seed",
+    "steps": "num_inference_steps",
+    "guidance": "guidance_scale",
+    "output_format": "output_type",
+}
+"""What users of diffusers may call a parameter, with its name here."""
 
 
 def _output_type(value: Any) -> Any:
@@ -112,6 +121,8 @@ class SamplingParams(Strict):
 def _hint(name: str) -> str:
     """Return what to say of a name that is no field of a request."""
     valid = names_of(DiffusionRequest) | names_of(SamplingParams)
+    if name in KNOWN_AS:
+        return f"did you mean {KNOWN_AS[name]!r}?"
     further = "(further arguments of the pipeline go into extra_args)"
     return elsewhere(name, valid) or f"{nearest(name, valid)} {further}"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sidestream.engine import DiffusionRequest, EngineConfig, RequestError
-from sidestream.engine.admission import RESERVED, prepare
+from sidestream.engine.admission import RESERVED, check_lora, prepare
 from sidestream.engine.request import SEED_LIMIT
 from sidestream.ipc_ext.messages import CALL_LIMIT
 
@@ -255,3 +255,13 @@ def test_arrays_part_requests_by_shape_and_dtype_alone():
 
 def test_keys_can_be_compared_whatever_the_arguments_hold():
     assert len({admit(extra_args={"strength": value}).key for value in ([1], {"a": 1}, 0.5)}) == 3
+
+
+def test_what_diffusers_calls_otherwise_is_told_by_its_name_here():
+    with pytest.raises(RequestError, match=r"'generator'.*; the parameter is seed$"):
+        admit(extra_args={"generator": 1})
+
+
+def test_an_engine_without_adapters_says_how_to_open_one_with_them():
+    with pytest.raises(RequestError, match=r"without any: open_engine\(lora=\{'ink': PATH\}\)$"):
+        check_lora({"ink": 1.0}, CAPABILITIES)

@@ -99,7 +99,14 @@ def test_sampling_is_given_whole_or_loose():
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("sed", "seed"), ("priorty", "priority"), ("steps", "num_inference_steps")]
+    ("name", "hint"),
+    [
+        ("sed", "seed"),
+        ("priorty", "priority"),
+        ("steps", "num_inference_steps"),
+        ("num_images_per_prompt", "did you mean 'num_outputs'"),
+        ("generator", "did you mean 'seed'"),
+    ],
 )
 def test_an_unknown_parameter_is_refused_with_the_nearest(name, hint):
     with pytest.raises(RequestError, match=f"unknown parameter '{name}'.*{hint}"):
