@@ -28,8 +28,12 @@ LOOKS = 6
 """Calls of one kind and shape that are looked at; what records itself does so within three."""
 HELD = 2
 """Results of earlier calls that are held meanwhile, so that their memory cannot be given anew."""
+HELD_BYTES = 32 << 20
+"""Of one result; a component that makes larger ones lets other waves go on first."""
+HELD_KINDS = 16
 SETTINGS_KEPT = 1024
 KINDS_KEPT = 256
+_NEVER = -1
 VISITS = 5000
 """Objects of a pipeline that are looked at; one that holds more is not trusted."""
 _LEAVES = (str, bytes, int, float, complex, type(None), type, types.ModuleType)
@@ -67,7 +71,7 @@ class Trust:
         if not self._looks:
             return self._executor(call)
         kind = kind_of(call)
-        if self._left.get(kind, LOOKS) == 0 or len(self._left) >= KINDS_KEPT:
+        if self._left.get(kind, LOOKS) <= 0 or len(self._left) >= KINDS_KEPT:
             return self._executor(call)
         passed_on = _places(_tensors_in([call.args, call.kwargs]))
         result = self._executor(call)
@@ -83,9 +87,13 @@ class Trust:
             self._lose()
             return
         held.append(made)
-        self._left[kind] = self._left.get(kind, LOOKS) - 1
-        if self._left[kind] == 0:
+        large = sum(tensor.untyped_storage().nbytes() for tensor in made) > HELD_BYTES
+        self._left[kind] = _NEVER if large else self._left.get(kind, LOOKS) - 1
+        if self._left[kind] <= 0:
             del self._held[kind]
+        elif len(self._held) > HELD_KINDS:  # one that has not come for long begins anew
+            forgotten = next(iter(self._held))
+            del self._held[forgotten], self._left[forgotten]
 
     def note_output(self, settings: Hashable, tensors: Mapping[str, torch.Tensor]) -> None:
         """Note what a request has come to.

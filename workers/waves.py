@@ -111,6 +111,7 @@ class Waves:
         awaited = [lane.awaits for lane in waiting]
         if not has_room:
             awaited.append(self._pace.oldest)
+        assert awaited, "no lane can go on, and none waits"
         self._platform.wait_for_any(awaited, lambda: may_begin and upcoming.is_there())
 
     def _waiting(self) -> list[Lane]:

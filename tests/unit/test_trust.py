@@ -2,14 +2,17 @@
 
 from collections import deque
 from functools import partial
+from weakref import ref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from sidestream.workers.lanes import ComponentCall
 from sidestream.workers.lanes.waits import current_lane
 from sidestream.workers.model_runner import DiffusionModelRunner, RunnerRequest
+from sidestream.workers.trust import HELD_BYTES, HELD_KINDS, LOOKS, Trust
 
 from .lane_helpers import Events
 from .wave_bench import ALONE, Others, Streams, Waiting, known, request
@@ -116,6 +119,46 @@ def test_each_shape_is_looked_at(log, pipeline, platform):
     wide.kwargs["sample"] = torch.ones(2, 2)
     runner.execute_model_batch([request("a")], Events(), Others([wide]))
     assert log.index("b begins") < log.index("a ends") < log.index("b 0")
+
+
+class Bench:
+    """Calls a component of which Trust is to find out."""
+
+    def __init__(self):
+        self.module = nn.Identity()
+        self.made = []
+        self.trust = Trust(object(), self.run)
+        self.trust.look()
+
+    def run(self, call):
+        result = torch.empty(self.nbytes, dtype=torch.uint8)
+        self.made.append(ref(result))
+        return result
+
+    def call(self, width, nbytes=8):
+        self.nbytes = nbytes
+        call = ComponentCall(self.module, "unet", "__call__", (torch.empty(1, width),), {})
+        self.trust(call)
+        return self.trust.covers_calls([call])
+
+    @property
+    def held(self):
+        return sum(made() is not None for made in self.made)
+
+
+def test_few_results_are_held_whatever_comes():
+    bench = Bench()
+    for width in range(1, 100):
+        bench.call(width)
+    assert bench.held <= HELD_KINDS
+    assert [bench.call(1) for _ in range(LOOKS)] == [False] * (LOOKS - 1) + [True]
+    assert bench.held <= HELD_KINDS
+
+
+def test_what_makes_large_results_is_never_trusted_and_not_held():
+    bench = Bench()
+    assert not any(bench.call(1, HELD_BYTES + 1) for _ in range(2 * LOOKS))
+    assert bench.held == 0
 
 
 # ---------------------------------------------------------------------- pipelines

@@ -193,6 +193,11 @@ class Lane:
         return self.steps if self._observers else self.denoiser_calls
 
     @property
+    def busy(self) -> bool:
+        """Whether a component runs inside the lane."""
+        return self._busy
+
+    @property
     def started(self) -> bool:
         """Whether the pipeline has been called."""
         return self._greenlet is not None
@@ -291,7 +296,7 @@ class Lane:
     def give_way_to_device(self) -> None:
         """Suspend the lane until the device has done what the current stream holds now, if the hub
         has a use for the thread meanwhile. If not, whoever calls this has to wait still."""
-        if self._busy or self.cancelled or not self._hub.lends(self):
+        if self.busy or self.cancelled or not self._hub.lends(self):
             return
         event = self._hub.platform.record_device_event()
         if event is None:

@@ -12,9 +12,10 @@ import torch
 
 
 def current_lane() -> Any:
-    """Return the lane whose code runs on this thread, as its greenlet knows it; None: there is
-    none."""
-    return getattr(greenlet.getcurrent(), "sidestream_lane", None)
+    """Return the lane whose own code runs on this thread, as its greenlet knows it; None: there is
+    none, or a component runs."""
+    lane = getattr(greenlet.getcurrent(), "sidestream_lane", None)
+    return None if lane is None or lane.busy else lane
 
 
 def give_way_at_stream_waits() -> None:
